@@ -167,16 +167,17 @@ def plan(
     config = with_named(load_study(study, settings, scale), only)
     config = restrict(config, select(config, only))
 
+    from basecap.plan.checks import check
     from basecap.plan.estimate import estimate, readable, remarks
     from basecap.plan.needs import missing
-    from basecap.plan.runs import plan_study
 
     directory = out or config.directory
-    rows = estimate(config, directory)
+    planned = check(config)
+    rows = estimate(planned, directory)
     print_table(f"plan of {config.title}", rows if as_json else readable(rows), as_json)
-    for line in [] if as_json else remarks(config, rows, directory):
+    for line in [] if as_json else remarks(planned, rows, directory):
         typer.echo(line)
-    if absent := missing(plan_study(config, config.vocabulary), directory):
+    if absent := missing(planned, directory):
         raise ConfigError(" ".join(f"missing: {sentence}" for sentence in absent))
 
 

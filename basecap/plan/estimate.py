@@ -10,12 +10,11 @@ import torch
 from torch import Tensor
 
 from basecap.data import find_prepared
-from basecap.plan.checks import check
 from basecap.plan.evaluation_work import evaluation_shares, evaluation_work
 from basecap.plan.maturity import maturity_warnings
 from basecap.plan.needs import little_disk
 from basecap.plan.prospects import prospects, short_runs
-from basecap.plan.runs import Plan, RunSpec, costs, moved_points, plan_runs, plan_study
+from basecap.plan.runs import Plan, RunSpec, costs, moved_points, plan_runs
 from basecap.plan.workloads import Tasks, Workloads, cache_of
 from basecap.records import StudyRecords
 from basecap.study.config import StudyConfig
@@ -45,18 +44,15 @@ STEPS, RESUME, KEPT = "steps", "resume (GiB)", "weights (GiB)"
 HOURS = tuple(f"hours if all reach {share:.0%}" for share in UTILISATION)
 
 
-def estimate(study: StudyConfig, out: Path) -> list[dict[str, Any]]:
-    """Return one row per run; in a sweep of learning rates also the rate, if it is already known.
-
-    Raises what `basecap run` raises before it prepares text.
+def estimate(plan: Plan, out: Path) -> list[dict[str, Any]]:
+    """Return one row per run of a plan; in a sweep of learning rates also the rate, if it is already known.
 
     Memory is that of weights, gradients and optimiser, without activations; state is the decoding state of a sequence
     of the training length, in fp32; hours are at two shares of the matrix rate measured here. They include evaluations
     as far as these say what they read, and none of text that is not prepared in `out`: their work is None then.
     """
-    device = environment.choose_device(None)
-    rate = matrix_rate(device)
-    plan, rows = check(study), []
+    study, rows = plan.study, []
+    rate = matrix_rate(environment.choose_device(None))
     runs = _with_later_seeds(study, plan.runs)
     workloads = _workloads(study, out)
     shares = evaluation_shares(runs, plan.evaluations, workloads) if workloads else [None] * len(runs)
@@ -104,9 +100,9 @@ def _with_later_seeds(study: StudyConfig, runs: Sequence[RunSpec]) -> list[RunSp
     return [*runs, *(run for run in later if run.seed != study.seeds_of(run.architecture)[0])]
 
 
-def remarks(study: StudyConfig, rows: list[dict[str, Any]], out: Path) -> list[str]:
+def remarks(plan: Plan, rows: list[dict[str, Any]], out: Path) -> list[str]:
     """Return the lines below the rows of `estimate`: the total, what it leaves out, disk, warnings."""
-    plan = plan_study(study, study.vocabulary)
+    study, workloads = plan.study, _workloads(plan.study, out)
     seconds, evaluating = _seconds(rows), sum(row[EVALUATING] or 0.0 for row in rows)
     work = sum(row["PFLOP"] for row in rows) + evaluating
     part = "under 1%" if evaluating < 0.005 * work else f"{evaluating / work:.0%}"
@@ -118,24 +114,23 @@ def remarks(study: StudyConfig, rows: list[dict[str, Any]], out: Path) -> list[s
         *_finished(rows, out),
         *_launches(study, rows),
         *_early_ends(study),
-        *_proofs(study),
+        *_proofs(plan.runs),
         "Left out: activations, which may take many times the memory of weights, gradients and optimiser"
         f"{'' if evaluating else '; the time of evaluations'}. Architectures differ in the share they reach: `basecap "
         "bench models` measures it.",
         f"Disk: {sum(row[RESUME] for row in rows):.3g} GiB in resume/, the last two checkpoints of each run, and "
         f"{sum(row[KEPT] for row in rows):.3g} GiB in weights/ (train.keep = {study.train.keep}).",
         *(f"Warning: {sentence}" for sentence in little_disk(plan.runs, out)),
-        *_passes(plan, _workloads(study, out)),
-        *maturity_warnings(plan, _parameters(study, rows), _pass_sizes(_workloads(study, out))),
+        *_passes(plan, workloads),
+        *maturity_warnings(plan, _parameters(study, rows), _pass_sizes(workloads)),
         *short_runs(plan.runs),
         *(prospects(plan, out) if study.task is None else ()),
-        *_evaluations(plan, _workloads(study, out)),
+        *_evaluations(plan, workloads),
     ]
 
 
-def _proofs(study: StudyConfig) -> list[str]:
+def _proofs(runs: Sequence[RunSpec]) -> list[str]:
     """Return a sentence on how long the proofs of a study take at most, none where every mixer is built in."""
-    runs = plan_runs(study, study.vocabulary)
     names = dict.fromkeys(run.architecture for run in runs if not built_in(run.model))
     if not names:
         return []

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from basecap.errors import ConfigError
-from basecap.evals import Evaluation, build_evaluation
+from basecap.evals import build_evaluation
 from basecap.plan.checks import check_evaluations
-from basecap.plan.runs import RunSpec, model_of, moved_points, plan_evaluations, plan_study
+from basecap.plan.runs import RunSpec, model_of, moved_points, plan_study
 from basecap.plan.workloads import Material, material_of, vocabulary_of
 from basecap.plugins import load_plugin
 from basecap.records import RunRecords, StudyRecords
@@ -192,8 +192,7 @@ def evaluate_directory(
     alone = RunRecords(path).info() is not None
     records = StudyRecords(RunRecords(path).study if alone else path)
     held = held_study(records)
-    evaluations = plan_evaluations(held)
-    study = with_evaluations(held, [_entry(text, at, evaluations) for text in add], records.path)
+    study = with_evaluations(held, [_entry(text, at, held) for text in add], records.path)
     names = select(study, only) & {*only} if only else select(study, only)  # no reference unless it is named
     loaded = {path: load_plugin(path) for path in plugins}
     executor_of = EXECUTORS.get(on.executor)
@@ -278,10 +277,10 @@ def _finished(runs: Sequence[RunSpec], runtime: Runtime, path: Path | None) -> l
     return found
 
 
-def _entry(text: str, at: At | None, held: Sequence[Evaluation]) -> dict[str, Any]:
+def _entry(text: str, at: At | None, held: StudyConfig) -> dict[str, Any]:
     """Return the entry of a study file that --add gives, with the option `at` of --at, else its own, else end.
 
-    An evaluation that the study has, one of `held`, keeps that of the study.
+    An evaluation that the study `held` has keeps that of the study.
     """
     try:
         entry = parse_yaml(text)
@@ -293,6 +292,7 @@ def _entry(text: str, at: At | None, held: Sequence[Evaluation]) -> dict[str, An
         raise ConfigError(f"--add {text!r} is not an evaluation; write NAME or 'NAME: {{option: value}}'.")
     options = dict(options or {})
     named = build_evaluation({name: options} if options else name).declaration.name
-    its = next((own.config.at for own in held if own.declaration.name == named), "end")
+    evaluations = map(build_evaluation, held.evals)
+    its = next((own.config.at for own in evaluations if own.declaration.name == named), "end")
     chosen = at or options.get("at", its)
     return {name: options | {"at": chosen if isinstance(chosen, str) else list(chosen)}}

@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from basecap.data import find_prepared, prepare
+from basecap.plan.checks import check
 from basecap.plan.estimate import estimate, readable, remarks
 from basecap.plan.evaluation_work import evaluation_work, heavy_work
 from basecap.plan.prospects import expected_verdicts
@@ -62,7 +63,8 @@ def test_what_may_rule_a_verdict_out_is_warned_of(ample, tmp_path, settings, wor
 
 def test_a_scale_of_a_few_steps_gets_one_sentence_in_place_of_warnings(ample, tmp_path):
     config = StudyConfig.model_validate(ample | {"seeds": [0], "scale": "test"})
-    lines = remarks(config, estimate(config, tmp_path), tmp_path)
+    planned = check(config)
+    lines = remarks(planned, estimate(planned, tmp_path), tmp_path)
     assert lines[-1] == "Scale test shows that the study runs; it is too small for verdicts."
     assert not any(line.startswith("Warning") for line in lines)
 
@@ -90,7 +92,7 @@ def test_documents_count_once_they_are_prepared(ample, tmp_path):
 def test_seeds_that_cost_the_same_are_one_row_and_bytes_have_257_ids(ample):
     config = StudyConfig.model_validate(ample | {"reference_seeds": [0, 1, 2, 5]})
     assert config.vocabulary == (257 if config.text.tokenizer == "bytes" else config.text.vocab)
-    rows = estimate(config, Path("nowhere"))
+    rows = estimate(check(config), Path("nowhere"))
     shown = readable(rows)
     assert len(rows) == 3 * len(config.architectures) + 1
     assert [(row["architecture"], row["seeds"]) for row in shown] == [
@@ -102,20 +104,20 @@ def test_seeds_that_cost_the_same_are_one_row_and_bytes_have_257_ids(ample):
 
 def test_finished_runs_are_distinguished_from_remaining_ones(ample, tmp_path):
     ample["train"]["lr"] = [0.01, 0.02]
-    config = StudyConfig.model_validate(ample | {"seeds": [0, 1]})
-    rows = estimate(config, tmp_path)
-    assert not any("Finished" in line for line in remarks(config, rows, tmp_path))
+    planned = check(StudyConfig.model_validate(ample | {"seeds": [0, 1]}))
+    rows = estimate(planned, tmp_path)
+    assert not any("Finished" in line for line in remarks(planned, rows, tmp_path))
     for row in rows:
         rate = None if row["lr"] == "the best" else row["lr"]
         StudyRecords(tmp_path).run(row["architecture"], row["seed"], rate).write_info(run_info())
-        last = next(line for line in remarks(config, rows, tmp_path) if line.startswith(f"Finished in {tmp_path}: "))
+        last = next(line for line in remarks(planned, rows, tmp_path) if line.startswith(f"Finished in {tmp_path}: "))
     assert f" {len(rows)} of {len(rows)} runs; none is left to train." in last
     timed = run_info(seconds={"start": 1.0, "steps": 17.0, "evaluations": 2.0, "all": 20.0})
     StudyRecords(tmp_path).run(row["architecture"], row["seed"], rate).write_info(timed)
     words = "They spent 85% of their time in steps, 10% at evaluation points and 5% before the second step."
-    assert any(line.endswith(f"none is left to train. {words}") for line in remarks(config, rows, tmp_path))
+    assert any(line.endswith(f"none is left to train. {words}") for line in remarks(planned, rows, tmp_path))
     StudyRecords(tmp_path).run(row["architecture"], row["seed"], rate).write_info(run_info(status="running"))
-    assert f"{len(rows) - 1} of {len(rows)} runs; those left take" in " ".join(remarks(config, rows, tmp_path))
+    assert f"{len(rows) - 1} of {len(rows)} runs; those left take" in " ".join(remarks(planned, rows, tmp_path))
 
 
 def test_the_time_counts_evaluations_once_the_text_is_prepared(ample, tmp_path):
@@ -125,21 +127,22 @@ def test_the_time_counts_evaluations_once_the_text_is_prepared(ample, tmp_path):
         {"selectivity": {"name": "chosen", "task": "mqar"}},
     ]
     config = StudyConfig.model_validate(ample | {"evals": evals})
-    before = estimate(config, tmp_path)
-    said = remarks(config, before, tmp_path)
+    planned = check(config)
+    before = estimate(planned, tmp_path)
+    said = remarks(planned, before, tmp_path)
     assert {row["evaluation PFLOP"] for row in before} == {None}
     assert ", without evaluations, if all reach" in said[0]
     assert any("; the time of evaluations. Architectures" in line for line in said)
     data = prepare(config.data, tmp_path / "data")
-    rows = estimate(config, tmp_path)
-    run = plan_runs(config, config.vocabulary)[0]
+    rows = estimate(planned, tmp_path)
+    run = planned.runs[0]
     read = sum(data.sets[domain, "test"].sizes.sum() for domain in data.domains)
-    copied = plan_evaluations(config)[1].tokens_read(data, run.length)
+    copied = planned.evaluations[1].tokens_read(data, run.length)
     assert copied > 0 and copied % 16 == 0
     share = (run.timetable.evaluations * read + copied) / (3 * run.timetable.steps * run.timetable.step_tokens)
     for row, old in zip(rows, before, strict=True):
         assert row["PFLOP"] == old["PFLOP"] and row["evaluation PFLOP"] == pytest.approx(share * row["PFLOP"])
-    said = remarks(config, rows, tmp_path)
+    said = remarks(planned, rows, tmp_path)
     assert f", {share / (1 + share):.0%} of it for evaluations, if all reach" in said[0]
     assert "Not counted: the work of chosen." in said
     passes = run.timetable.steps * run.timetable.step_tokens / data.train.tokens

@@ -6,6 +6,7 @@ import pytest
 
 from basecap.analysis.text.text_study import analyse_text
 from basecap.errors import ConfigError
+from basecap.plan.checks import check
 from basecap.plan.estimate import estimate
 from basecap.records import StudyRecords
 from basecap.records.branches import finished_branches
@@ -63,7 +64,7 @@ def test_what_cannot_be_continued_is_refused(study_file, tmp_path, first, then, 
 def test_a_gap_is_measured_between_branches(study_file, tmp_path):
     settings = (*WSD, SHORT, "evals=[domain-loss, {copying: {at: end}}]")
     study = load_study(str(study_file), settings)
-    assert {row["steps"] for row in estimate(study, tmp_path)} == {6 + 2 + 4}
+    assert {row["steps"] for row in estimate(check(study), tmp_path)} == {6 + 2 + 4}
     run(study_file, tmp_path / "out", settings)
     results = analyse_text(StudyRecords(tmp_path / "out"))
     assert {(point.step, point.tokens) for point in results.points} == {(5, 1280), (10, 2560)}

@@ -8,6 +8,7 @@ import yaml
 
 from basecap.analysis import analyse
 from basecap.errors import ConfigError, DataError
+from basecap.plan.checks import check
 from basecap.plan.estimate import estimate
 from basecap.plan.runs import RunSpec, plan_runs
 from basecap.plan.workloads import data_of
@@ -181,7 +182,7 @@ def test_a_sweep_is_planned_in_two_stages(path):
         (seed, 1e-2, None) for seed in (0, 1, 2)
     ]
     assert after[0].hash == runs[1].hash  # the run of the sweep becomes the run that is compared
-    rows = estimate(study, path.parent)
+    rows = estimate(check(study), path.parent)
     assert [row["lr"] for row in rows] == RATES * 2 + ["the best"] * 3
 
 

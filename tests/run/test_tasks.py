@@ -101,25 +101,27 @@ def test_an_architecture_trains_on_its_own_tasks(content, tmp_path):
 def test_a_plan_counts_the_flops_of_each_length(content, monkeypatch):
     monkeypatch.setattr("basecap.system.environment.choose_device", lambda name: torch.device("cpu"))
     study = StudyConfig.model_validate(content)
-    rows = estimate(study, Path("nowhere"))
+    planned = check(study)
+    rows = estimate(planned, Path("nowhere"))
     content["task"]["cells"] = CELLS[1:]
-    longer = estimate(StudyConfig.model_validate(content | {"train": content["train"] | {"epochs": 3}}), Path("x"))
+    more = StudyConfig.model_validate(content | {"train": content["train"] | {"epochs": 3}})
+    longer = estimate(check(more), Path("x"))
     assert rows[0]["tokens (M)"] == longer[0]["tokens (M)"]
     assert 0.9 * longer[0]["PFLOP"] < rows[0]["PFLOP"] < longer[0]["PFLOP"]
-    assert not any("domain" in line or "Warning" in line for line in remarks(study, rows, Path("nowhere")))
+    assert not any("domain" in line or "Warning" in line for line in remarks(planned, rows, Path("nowhere")))
     # 0.4 * 1 TFLOP/s * 86,400 s
     work = {"PFLOP": 24.56, "evaluation PFLOP": 10.0, "hours if all reach 40%": 12.0, "hours if all reach 15%": 32.0}
     day = [row | work for row in rows]
     for threads, order in ((1, " one after the other"), (3, ", 3 side by side (--per-device 3)")):
         monkeypatch.setattr("torch.get_num_threads", lambda threads=threads: threads)
-        assert remarks(study, [*day, *day], Path("nowhere"))[0] == (
+        assert remarks(planned, [*day, *day], Path("nowhere"))[0] == (
             f"All 4 runs: 2 days to 5 days{order}, 29% of it for evaluations, if all reach 15% to 40% of this "
             "machine's matrix rate, now 2 TFLOP/s; at the same shares of 1,000 TFLOP/s, 5 min 46 s to 15 min 22 s."
         )
     one, large = ({**rows[0], "blocks": 8, "steps": 10_000, "PFLOP": work} for work in (1.0, 100.0))
-    assert "the steps of 1 of the runs are too small" in (said := remarks(study, [one, large], Path("nowhere"))[1])
+    assert "the steps of 1 of the runs are too small" in (said := remarks(planned, [one, large], Path("nowhere"))[1])
     assert "they take 40 s to 3 min 28 s, and longer" in said  # 0.5 and 2.6 ms for each of 80,000
-    assert remarks(study, [large], Path("nowhere"))[1].startswith("Left out")
+    assert remarks(planned, [large], Path("nowhere"))[1].startswith("Left out")
 
 
 def test_a_study_is_run_resumed_to_the_bit_and_tested_on_more(content, tmp_path, monkeypatch):
@@ -256,7 +258,7 @@ def test_a_sweep_ends_with_the_first_rate_that_is_good_enough(content, tmp_path)
     assert (sweep.rates, info.lr, info.stopped > 0) == ((1e-6, 3e-2), 3e-2, True)
     assert sweep.reached and not sweep.at_edge
     assert run(path, out) == [info]
-    plain = StudyConfig.model_validate(content)
+    plain = check(StudyConfig.model_validate(content))
     assert any(
         "a sweep ends with the first learning rate that does" in line
         for line in remarks(plain, estimate(plain, out), out)
