@@ -352,9 +352,5 @@ StudyResults = TextResults | TaskResults
 
 def to_json(studies: Sequence[StudyResults]) -> dict[str, Any]:
     """Return what results.json holds of studies, for `system.files.write_json`: rows stay dataclasses."""
-    return {"studies": [_renamed(vars(study)) for study in studies]}
-
-
-def _renamed(content: dict[str, Any]) -> dict[str, Any]:
-    """Return the attributes of a study by their names in the file, where "from" may be a key."""
-    return {"from" if key == "share" else key: value for key, value in content.items()}
+    names = {"share": "from"}  # in the file, where a word of Python may be a key
+    return {"studies": [{names.get(key, key): value for key, value in vars(study).items()} for study in studies]}

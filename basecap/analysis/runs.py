@@ -129,7 +129,9 @@ def evaluations(records: StudyRecords, runs: Sequence[Run], without: str) -> lis
             own = [record for record in run.evals if record.eval == name]
             last = max((record.step for record in own), default=0)
             info, kept = run.info, [record for record in own if record.step == last]
-            rows += [_evaluation_row(info.name, info.seed, record) for record in kept]
+            for record in kept:
+                values = vars(record) | {"value": finite(record.value), "stderr": finite(record.stderr)}
+                rows.append(EvaluationRow(name=info.name, seed=info.seed, **values))
         found.append(
             EvaluationResults(
                 name=declaration.name,
@@ -140,11 +142,6 @@ def evaluations(records: StudyRecords, runs: Sequence[Run], without: str) -> lis
             )
         )
     return found
-
-
-def _evaluation_row(name: str, seed: int, record: Record) -> EvaluationRow:
-    values = vars(record) | {"value": finite(record.value), "stderr": finite(record.stderr)}
-    return EvaluationRow(name=name, seed=seed, **values)
 
 
 def failed_checks(records: StudyRecords) -> dict[str, str]:

@@ -16,8 +16,5 @@ def analyse(study_dirs: Sequence[Path]) -> list[StudyResults]:
         ConfigError: a directory that holds no study.
         DataError: records that cannot be read.
     """
-    return [_analyse(StudyRecords(Path(path))) for path in study_dirs]
-
-
-def _analyse(records: StudyRecords) -> StudyResults:
-    return analyse_tasks(records) if records.study().get("task") else analyse_text(records)
+    every = [StudyRecords(Path(path)) for path in study_dirs]
+    return [analyse_tasks(records) if records.study().get("task") else analyse_text(records) for records in every]

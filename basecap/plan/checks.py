@@ -29,17 +29,14 @@ def check(study: StudyConfig, world: int = 1) -> Plan:
     """
     plan = plan_study(study, study.vocabulary)
     costs(plan.runs)
+    stops = any(isinstance(found, Recall) and found.config.at == "every" for found in plan.evaluations)
     for run in plan.runs:
         run.train.forward_batch(world)
-        if run.train.stop_at is not None and not any(_stops(evaluation) for evaluation in plan.evaluations):
+        if run.train.stop_at is not None and not stops:
             raise ConfigError("train.stop_at needs the evaluation recall at every evaluation point; add it to evals.")
     if study.task is not None:  # tasks need no preparation
         check_evaluations(study, plan.evaluations, Tasks(study.task).workloads())
     return plan
-
-
-def _stops(evaluation: Evaluation) -> bool:
-    return isinstance(evaluation, Recall) and evaluation.config.at == "every"
 
 
 def check_evaluations(study: StudyConfig, evaluations: Sequence[Evaluation], workloads: Workloads) -> None:

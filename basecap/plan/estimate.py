@@ -241,13 +241,10 @@ def readable(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     hidden = ("seed", STEPS, "blocks", "evaluations", EVALUATING, RESUME, KEPT, *HOURS)
     seeds: dict[tuple[tuple[str, Any], ...], list[int]] = {}
     for row in rows:
-        shown = {key: _rounded(value) for key, value in row.items() if key not in hidden}
+        visible = {key: value for key, value in row.items() if key not in hidden}
+        shown = {key: float(f"{value:.3g}") if isinstance(value, float) else value for key, value in visible.items()}
         seeds.setdefault(tuple((shown | {"time": _span(*_seconds([row]))}).items()), []).append(row["seed"])
     return [{first: name, "seeds": _spans(own), **dict(rest)} for ((first, name), *rest), own in seeds.items()]
-
-
-def _rounded(value: Any) -> Any:
-    return float(f"{value:.3g}") if isinstance(value, float) else value
 
 
 def _seconds(rows: list[dict[str, Any]]) -> list[float]:

@@ -100,7 +100,9 @@ def write_report(
     records.write_results(found)
     for study, path in zip(studies, study_paths, strict=True):
         if isinstance(study, TextResults):
-            _record_table(StudyRecords(path), study)
+            # Runs that are added from now on count as added after a look; none is where nothing can be written.
+            with contextlib.suppress(DataError):
+                record_table(StudyRecords(path), study)
     drawn = [
         draw(study, f"{index}-" if len(studies) > 1 else "", influence_charts(study, StudyRecords(path)))
         for index, (study, path) in enumerate(zip(studies, study_paths, strict=True), start=1)
@@ -111,12 +113,6 @@ def write_report(
     scripts = bundle(read(out / "report.html") or b"")
     page = records.write_report(_page(studies, named, drawn, choice, scripts, live), images)
     return Report(page=page, studies=studies, joined=joined)
-
-
-def _record_table(records: StudyRecords, study: TextResults) -> None:
-    """Record that a table was made, so that runs that are added later count as added after a look at it."""
-    with contextlib.suppress(DataError):  # no run can be added where nothing can be written
-        record_table(records, study)
 
 
 def _images(drawn: Sequence[Groups]) -> dict[str, str]:

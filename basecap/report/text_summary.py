@@ -65,7 +65,7 @@ def headline(study: TextResults) -> str:
         return f"There is nothing to compare with {reference}."
     if unfit := _unfit(study):
         return f"Nothing can be compared with {reference} yet, as {unfit}."
-    found = {verdict: _with_verdict(study, verdict) for verdict in VERBS}
+    found = {verdict: [row.name for row in study.comparisons if row.verdict == verdict] for verdict in VERBS}
     parts = [
         f"{_all_or_listed(study, names)} {VERBS[verdict][len(names) > 1]}" for verdict, names in found.items() if names
     ]
@@ -381,7 +381,3 @@ def size_text(size: float | None) -> str:
         if size >= 1024**power:
             return f"{size / 1024**power:.3g} {unit}"
     return f"{size:g} B"
-
-
-def _with_verdict(study: TextResults, verdict: str) -> list[str]:
-    return [row.name for row in study.comparisons if row.verdict == verdict]

@@ -67,13 +67,14 @@ def limit_processors(threads: int | None, compilers: int | None) -> None:
 
 def describe(device: torch.device) -> dict[str, Any]:
     """Return the versions and hardware that are recorded with every study."""
+    on_gpu = device.type == "cuda"
     return {
         "basecap": f"{__version__}+{_code_digest()}",
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
         "packages": {name: found for name in PACKAGES if (found := _version(name))},
-        "device": _device_name(device),
-        "gpus": torch.cuda.device_count() if device.type == "cuda" else 0,
+        "device": torch.cuda.get_device_name(device) if on_gpu else f"CPU ({platform.machine()})",
+        "gpus": torch.cuda.device_count() if on_gpu else 0,
         "threads": torch.get_num_threads(),
     }
 
@@ -92,7 +93,3 @@ def _version(package: str) -> str | None:
         return version(package)
     except PackageNotFoundError:
         return None
-
-
-def _device_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU ({platform.machine()})"

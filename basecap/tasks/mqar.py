@@ -59,10 +59,6 @@ class Mqar(Task):
         """Number of token ids: vocab plus 20 special tokens."""
         return self.config.vocab + SPECIAL
 
-    def _context(self) -> int:
-        c = self.config
-        return 2 * c.pairs if c.positions == "standard" else c.length // 2
-
     def check(self) -> None:
         """Raise ConfigError if the pairs do not fit the length or the vocabulary."""
         c = self.config
@@ -76,7 +72,7 @@ class Mqar(Task):
     def make(self, draws: ExampleDraws, canvas: Canvas) -> None:
         """Write the examples of `draws`."""
         c = self.config
-        context, half = self._context(), c.vocab // 2
+        context, half = 2 * c.pairs if c.positions == "standard" else c.length // 2, c.vocab // 2
         repeats = c.mode == "paper" and c.positions == "shuffle"
         draw = draws.below if repeats else draws.distinct
         keys = 1 + draw("keys", c.pairs, half - 1)

@@ -81,11 +81,8 @@ def folded(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     failed = failures(rows)
     passed = Counter(row["subject"] for row in rows if row not in failed)
     nothing = {"error": None, "allowed": None, "result": "passed"}
-    return [{"subject": name, "check": _count(number), **nothing} for name, number in passed.items()] + failed
-
-
-def _count(number: int) -> str:
-    return f"{number} check{'s' if number > 1 else ''}"
+    counts = {name: f"{number} check{'s' if number > 1 else ''}" for name, number in passed.items()}
+    return [{"subject": name, "check": count, **nothing} for name, count in counts.items()] + failed
 
 
 def lengths(longest: int = LONGEST) -> str:

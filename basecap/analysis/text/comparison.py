@@ -69,7 +69,8 @@ def compare_runs(names: Sequence[str], runs: Runs, setting: Setting, generator: 
     if example is None:
         reason = _no_runs(setting.reference, setting)
         return Comparison(rows=[_without(name, setting.open, reason, []) for name in names], maturity=None)
-    comparable = {key: run for key, run in runs.items() if _comparable(run, example, setting)}
+    alike = {key: run for key, run in runs.items() if run.same_documents(example)}
+    comparable = {key: run for key, run in alike.items() if setting.ood or np.isfinite(run.training).all()}
     curves = draw(comparable, setting.train, setting.ood, setting.resamples, generator)
     kept, rises = before_rises(curves) if setting.ood else (curves, {})  # a training loss rises for other reasons
     drawn = _Drawn(runs=runs, whole=curves, curves=kept, rises=rises)
@@ -93,10 +94,6 @@ def compare_runs(names: Sequence[str], runs: Runs, setting: Setting, generator: 
         rows = [reasons.too_early(row, maturity) for row in rows]
     few = few_clusters(example, (*setting.train, *setting.ood))
     return Comparison(rows=[reasons.with_cautions(row, few) for row in rows], maturity=maturity)
-
-
-def _comparable(run: RunLosses, example: RunLosses, setting: Setting) -> bool:
-    return run.same_documents(example) and (bool(setting.ood) or bool(np.isfinite(run.training).all()))
 
 
 def _counting(name: str, drawn: _Drawn, setting: Setting) -> tuple[dict[int, Curve], dict[int, str]]:
@@ -207,6 +204,8 @@ def _measure(name: str, drawn: _Drawn, reference: Reference | Unfit, setting: Se
     (level, drift), bias = levels_of(own, where)
     (base, moved), base_bias = reference.over(where)
     last = float(max(curve.trained[-1] for curve in own))
+    theirs = drawn.both(setting.reference, reference.seeds)
+    overfit = overfitting(drawn.both(name, list(kept)), theirs) if setting.ood else None
     return Measured(
         name=name,
         seeds=list(kept),
@@ -221,17 +220,9 @@ def _measure(name: str, drawn: _Drawn, reference: Reference | Unfit, setting: Se
             drawn.cut(name, list(kept)), drawn.cut(setting.reference, reference.seeds), where, setting.tested
         ),
         copying=copying_of([drawn.runs[name, seed] for seed in kept], setting.share * last, last),
-        overfit=_overfit(name, list(kept), drawn, reference, setting),
+        overfit=overfit,
         rises=drawn.rises.get(name),
     )
-
-
-def _overfit(
-    name: str, seeds: list[int], drawn: _Drawn, reference: Reference, setting: Setting
-) -> tuple[float, float] | None:
-    if not setting.ood:
-        return None
-    return overfitting(drawn.both(name, seeds), drawn.both(setting.reference, reference.seeds))
 
 
 def _levels(

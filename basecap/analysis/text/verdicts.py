@@ -99,7 +99,8 @@ class Judge:
         tolerance = fall.tolerance(setting.cost) if fall.measured else None
         words = [judge(*pair, tolerance, setting.cost, estimates.split) for pair in ((joint, tokens), (single, alone))]
         direction = self.directions[key][index]
-        followed = [with_state(direction, word, tolerance) if self._mature else direction for word in words]
+        mature = self.reference.maturity.state == "mature"
+        followed = [with_state(direction, word, tolerance) if mature else direction for word in words]
         verdicts = [self._verdict(*pair) for pair in zip(words, followed, strict=True)]
         return Gap(
             **vars(joint),
@@ -114,10 +115,6 @@ class Judge:
             verdict=verdicts[0],
             alone=verdicts[1],
         )
-
-    @property
-    def _mature(self) -> bool:
-        return self.reference.maturity.state == "mature"
 
     def _verdict(self, word: Verdict, direction: Direction) -> Verdict:
         """Return what is said where an interval alone says `word`."""

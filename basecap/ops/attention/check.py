@@ -18,10 +18,6 @@ def _inputs(draw: Draw, T: int) -> dict[str, Tensor]:
     return {name: draw(B, T, heads, K) for name, heads in (("q", 2 * H), ("k", H), ("v", H))}
 
 
-def _whole_tiles(draw: Draw, T: int) -> dict[str, Tensor]:
-    return _inputs(draw, WHOLE)
-
-
 def _case(window: int | None) -> Case:
     return Case(
         plain=partial(attention, window=window),
@@ -37,7 +33,7 @@ CASES = {
     # On a GPU, lengths of whole tiles run on FlexAttention.
     "attention window, whole tiles": replace(
         _case(WINDOW),
-        inputs=_whole_tiles,
+        inputs=lambda draw, T: _inputs(draw, WHOLE),
         kernels=partial(attention, window=WINDOW),
         plain=partial(eager.attention, scale=K**-0.5, window=WINDOW, slopes=None, segments=None),
         cuda=True,

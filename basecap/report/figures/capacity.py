@@ -1,5 +1,7 @@
 """The figure of how much is recalled: accuracy against one axis of the grid, a line per value of the other."""
 
+from itertools import cycle, islice
+
 from basecap.analysis.results import TaskResults
 from basecap.analysis.tasks.recall_rows import AccuracyRow
 from basecap.report.figures.cells import axes_of, title_of
@@ -44,7 +46,10 @@ def capacity(study: TaskResults, row: AccuracyRow, axis: str) -> Spec | None:
     mark: Spec = {
         **look,
         "y": _y("value"),
-        "shape": {**by_line, "scale": {"domain": lines, "range": _shapes(len(lines))}},
+        "shape": {
+            **by_line,
+            "scale": {"domain": lines, "range": [*islice(cycle(SHAPES), len(lines))]},
+        },
         "tooltip": [*shown, *tooltip("value", "low", "high", "examples")],
     }
     layers = [
@@ -65,7 +70,3 @@ def _place(place: dict[str, float], axis: str, others: list[str]) -> dict[str, f
 
 def _y(field: str) -> Spec:
     return number(field, "accuracy", SHARE, PERCENT)
-
-
-def _shapes(count: int) -> list[str]:
-    return [SHAPES[index % len(SHAPES)] for index in range(count)]

@@ -14,7 +14,8 @@ MANY = 13
 
 def evaluation(study: StudyResults, found: EvaluationResults, metric: str, subset: str | None) -> Spec:
     """A declared evaluation: curves over its first axis, one for each value of its second, else a mark per subset."""
-    architectures = _architectures(study)
+    # In a study of text a run is named after its architecture.
+    architectures = {own.name: own.architecture for own in study.points} if isinstance(study, TaskResults) else {}
     rows = [
         _row(row, found.axes, architectures)
         for row in found.rows
@@ -67,11 +68,6 @@ def _ticks(values: list[float]) -> Spec:
     ticks = sorted({*values})
     whole = {"format": ",d", "tickMinStep": 1} if all(value == int(value) for value in ticks) else {}
     return whole if len(ticks) > MANY else whole | {"values": ticks}
-
-
-def _architectures(study: StudyResults) -> dict[str, str]:
-    """Return the architecture of each run of a study of tasks; in a study of text they have one name."""
-    return {point.name: point.architecture for point in study.points} if isinstance(study, TaskResults) else {}
 
 
 def _row(row: EvaluationRow, axes: list[str], architectures: dict[str, str]) -> Datum:
