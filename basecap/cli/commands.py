@@ -29,7 +29,9 @@ from basecap.cli.options import (
     RunsPerDevice,
     Scale,
     Settings,
+    SlurmSettings,
     StudyArgument,
+    executor_settings,
     load_plugins,
     log,
     seed_limit,
@@ -97,6 +99,7 @@ def run(
     device: Device = None,
     per_device: RunsPerDevice = "1",
     executor: ExecutorName = "local",
+    slurm: SlurmSettings = None,
     allow_unproved: Annotated[
         bool, typer.Option("--allow-unproved", help="also train mixers that are not proved to see no future")
     ] = False,
@@ -111,6 +114,7 @@ def run(
     from basecap.study.config import load_study, select, with_named
 
     load_plugins(plugin)
+    tuned = executor_settings(executor, {"slurm": slurm})
     config = with_named(load_study(study, settings, scale), only)
     chosen = select(config, only)
     most = seed_limit(config, until_decided, max_seeds)
@@ -124,7 +128,7 @@ def run(
     train = partial(
         execute,
         out=directory,
-        on=Resources(device=device, per_device=per_device, executor=executor),
+        on=Resources(device=device, per_device=per_device, executor=executor, settings=tuned),
         plugins=plugin,
         log=log,
         allow_unproved=allow_unproved,

@@ -1,6 +1,7 @@
 """Options shared by several commands."""
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -71,7 +72,16 @@ RunsPerDevice = Annotated[
     ),
 ]
 ExecutorName = Annotated[
-    str, typer.Option("--executor", metavar="NAME", help="what runs the jobs: local, in-process or that of a plugin")
+    str,
+    typer.Option("--executor", metavar="NAME", help="what runs the jobs: local, in-process, slurm or that of a plugin"),
+]
+SlurmSettings = Annotated[
+    str | None,
+    typer.Option(
+        "--slurm",
+        metavar="OPTIONS",
+        help="options of sbatch for --executor slurm, such as 'partition=gpu, gres=gpu:4, time=4:00:00'",
+    ),
 ]
 LongLength = Annotated[
     int | None, typer.Option(min=32, max=LARGEST, help="length of this long sequence (with --thorough 1100)")
@@ -92,6 +102,31 @@ def load_plugins(plugins: Sequence[Path]) -> None:
 
     for path in plugins:
         load_plugin(path)
+
+
+def executor_settings(executor: str, given: Mapping[str, str | None]) -> dict[str, str]:
+    """Return the settings of the chosen executor; raises ConfigError where settings are for another one.
+
+    Args:
+        executor: the name that was chosen.
+        given: the value of the option that is named after each executor, None where it was not given.
+
+    >>> executor_settings("slurm", {"slurm": "partition=gpu, nodelist=n1,n2, exclusive"})
+    {'partition': 'gpu', 'nodelist': 'n1,n2', 'exclusive': ''}
+    """
+    for name, text in given.items():
+        if text is not None and name != executor:
+            raise ConfigError(f"--{name} has settings of executor {name}; add --executor {name}.")
+    parts = re.split(r",\s+|,(?=[\w-]+=)", given.get(executor) or "")
+    settings = {}
+    for part in (part.strip() for part in parts if part.strip()):
+        name, _, value = part.partition("=")
+        name = name.strip().lstrip("-")
+        if not re.fullmatch(r"[a-z][a-z0-9-]*", name) or name in settings:
+            fault = "is given twice" if name in settings else "is no option"
+            raise ConfigError(f"--{executor}: {part!r} {fault}; write options as 'name=value, name=value'.")
+        settings[name] = value.strip()
+    return settings
 
 
 def seed_limit(study: "StudyConfig", until_decided: bool, most: int | None) -> int | None:

@@ -10,14 +10,13 @@ from basecap.plan.needs import little_disk
 from basecap.plan.runs import RunSpec, moved_points
 from basecap.plugins import load_plugin
 from basecap.records import RunInfo
-from basecap.run.executors import EXECUTORS, Resources, devices_for
+from basecap.run.executors import EXECUTORS, Resources, device_here, devices_for
 from basecap.run.jobs import Execution, Runtime
 from basecap.run.start import start_study
 from basecap.run.stored_weights import evaluate_stored
 from basecap.run.sweep import choose_rates, train_rates
 from basecap.run.trial import try_new
 from basecap.study.config import StudyConfig
-from basecap.system import environment
 from basecap.train.distributed import processes
 from basecap.train.interruption import listening
 
@@ -51,14 +50,13 @@ def execute(
         TrainingError: one of the first two in the leader of several processes, raised in all of them.
         Exception: a failure in a single one of several processes, after it was recorded.
     """
-    chosen = environment.choose_device(on.device)
+    loaded = {path: load_plugin(path) for path in plugins}
+    chosen = device_here(on)
     with listening(), processes(chosen) as group, contextlib.ExitStack() as held:
         checked = check(study, group.world)
         devices = devices_for(chosen, on, group.world)
-        loaded = {path: load_plugin(path) for path in plugins}
         executor_of = EXECUTORS.get(on.executor)
-        auto = on.per_device == "auto"
-        execution = Execution(study=study, out=out, device=str(chosen), plugins=loaded, auto=auto)
+        execution = Execution(study=study, out=out, device=str(chosen), plugins=loaded, on=on)
         started = start_study(execution, checked, only, group, log, held)
         plan, runtime = started.plan, started.runtime
 

@@ -14,6 +14,7 @@ from basecap.plan.checks import message_with_place
 from basecap.plan.runs import RunSpec
 from basecap.plan.workloads import Workloads
 from basecap.records import RunRecords, StudyRecords
+from basecap.run.resources import Resources
 from basecap.study.config import StudyConfig
 from basecap.train.distributed import Processes, SharedError
 
@@ -44,7 +45,7 @@ class Execution:
         out: its directory.
         device: where models are.
         plugins: each plugin file with the digest of the code that this command loaded.
-        auto: whether the executor chooses how many runs share a GPU.
+        on: what its jobs run on.
         threads: what a process may use for operations on the CPU.
         compilers: the processes that one may compile with.
         service: the directory of CUDA's Multi-Process Service, see `basecap.system.mps`.
@@ -55,7 +56,7 @@ class Execution:
     out: Path
     device: str
     plugins: Mapping[Path, str] = field(default_factory=dict)
-    auto: bool = False
+    on: Resources = field(default_factory=Resources)
     threads: int | None = None
     compilers: int = 1
     service: Path | None = None

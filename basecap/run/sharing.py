@@ -4,7 +4,6 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 
@@ -17,8 +16,6 @@ from basecap.train.distributed import Processes
 from basecap.train.loop import DevicePlacement
 from basecap.train.optim import build_optimiser
 
-#: The option --per-device.
-PerDevice = int | Literal["auto"]
 #: The most runs that share a GPU, whatever room they leave: each is a process with a thread that starts kernels.
 MOST = 8
 #: Bytes that a process takes on a GPU beside its tensors: its context, kernels and the workspace of libraries.

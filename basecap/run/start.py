@@ -15,6 +15,7 @@ from basecap.plan.checks import check_evaluations, faults_of
 from basecap.plan.runs import Plan, RunSpec, plan_evaluations, plan_runs
 from basecap.plan.workloads import Material, material_of, vocabulary_of
 from basecap.records import StudyRecords
+from basecap.run.executors import is_remote
 from basecap.run.jobs import Execution, Runtime
 from basecap.run.proofs import refuse_leaks
 from basecap.run.provenance import continue_to_more_tokens, plugin_entries, refuse_other, refuse_other_precision
@@ -87,7 +88,8 @@ def start_study(
             own = records.run(run.name, run.seed, run.rate)
             continue_to_more_tokens(own, run, earlier)
             refuse_other(own, run)
-        refuse_other_precision(records, whole, runs, device)
+        if not is_remote(execution.on.executor):  # else its jobs look at their own device
+            refuse_other_precision(records, whole, runs, device)
         plan = Plan(study=whole, runs=runs, evaluations=tuple(evaluations))
         records.create(whole.model_dump(mode="json"))
         _write_environment(records, plan, material, device, proofs)

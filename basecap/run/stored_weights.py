@@ -17,13 +17,12 @@ from basecap.records import RunRecords, StudyRecords
 from basecap.records.branches import branch_of
 from basecap.records.evaluation_points import At, includes
 from basecap.run.evaluation_job import StoredPoint
-from basecap.run.executors import EXECUTORS, Executor, Resources, devices_for
+from basecap.run.executors import EXECUTORS, Executor, Resources, device_here, devices_for
 from basecap.run.jobs import Execution, Runtime, report_failure
 from basecap.run.provenance import absent_plugins, plugin_entries, refuse_other
 from basecap.run.sweep import chosen_rates
 from basecap.study.config import StudyConfig, restrict, select
 from basecap.study.merge import held_study, with_evaluations
-from basecap.system import environment
 from basecap.system.files import real_path
 from basecap.system.progress import progress
 from basecap.system.yaml_text import parse_yaml
@@ -188,15 +187,14 @@ def evaluate_directory(
         DataError: the data does not hold what is measured, or records that cannot be read.
         Interrupted: SIGINT, SIGTERM or SIGHUP; the numbers of finished evaluations are recorded.
     """
-    chosen = environment.choose_device(on.device)
     alone = RunRecords(path).info() is not None
     records = StudyRecords(RunRecords(path).study if alone else path)
     held = held_study(records)
     study = with_evaluations(held, [_entry(text, at, held) for text in add], records.path)
     names = select(study, only) & {*only} if only else select(study, only)  # no reference unless it is named
     loaded = {path: load_plugin(path) for path in plugins}
-    executor_of = EXECUTORS.get(on.executor)
-    execution = Execution(study=study, out=records.path, device=str(chosen), plugins=loaded)
+    chosen, executor_of = device_here(on), EXECUTORS.get(on.executor)
+    execution = Execution(study=study, out=records.path, device=str(chosen), plugins=loaded, on=on)
     with listening(), processes(chosen) as group, contextlib.ExitStack() as locks:
         devices = devices_for(chosen, on, group.world)
         material = material_of(study, records.path)

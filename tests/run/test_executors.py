@@ -145,7 +145,7 @@ def test_a_trial_step_chooses_how_many_runs_share_a_gpu(study_file, tmp_path, mo
     monkeypatch.setattr("basecap.system.mps.CONTROL", "no-such-program")
     config, said = load_study(str(study_file), ("seeds=[0,1,2,3,4,5,6]",)), []
     runs = plan_runs(config, byte_tokenizer().vocab_size)
-    execution = Execution(study=config, out=tmp_path / "out", device="cuda", auto=True)
+    execution = Execution(study=config, out=tmp_path / "out", device="cuda", on=Resources(per_device="auto"))
     with LocalExecutor(execution, runtime_of(tmp_path / "out", said.append), devices) as executor:
         executor.train(runs)
     assert steps == [("transformer++", "cuda:0"), ("window 4", "cuda:1")] and max(widths) == 6

@@ -3,7 +3,6 @@
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
@@ -14,22 +13,9 @@ from basecap.records import RunInfo
 from basecap.registry import Registry
 from basecap.run.evaluation_job import StoredPoint
 from basecap.run.jobs import Execution, JobFailure, Runtime
-from basecap.run.sharing import MOST, PerDevice
-
-
-@dataclass(frozen=True, kw_only=True)
-class Resources:
-    """What the jobs of a study run on.
-
-    Attributes:
-        device: where models are; all GPUs of this machine, or the CPU, when None.
-        per_device: how many jobs run at a time on each device; "auto" leaves that to the executor.
-        executor: a name of `EXECUTORS`.
-    """
-
-    device: str | None = None
-    per_device: PerDevice = 1
-    executor: str = "local"
+from basecap.run.resources import Resources
+from basecap.run.sharing import MOST
+from basecap.system import environment
 
 
 class Executor(AbstractContextManager["Executor"]):
@@ -68,16 +54,44 @@ Start = Callable[[Execution, Runtime, Sequence[str]], Executor]
 S = TypeVar("S", bound=Start)
 
 EXECUTORS: Registry[Start] = Registry("executor", "basecap.run.executors")
+#: Names of the executors whose jobs run on other machines. Their command itself needs no GPU: it works on the CPU, and
+#: the jobs choose the device of `Resources` where they run.
+REMOTE: set[str] = set()
 
 
-def executor(name: str) -> Callable[[S], S]:
-    """Register the decorated class or function as executor `name`: it is called as a `Start`."""
+def executor(name: str, *, remote: bool = False) -> Callable[[S], S]:
+    """Register the decorated class or function as executor `name`: it is called as a `Start`.
+
+    Args:
+        name: as `--executor` names it.
+        remote: whether its jobs run on other machines than the command.
+    """
 
     def register(start: S) -> S:
         EXECUTORS.add(name, start, start)
+        if remote:
+            REMOTE.add(name)
         return start
 
     return register
+
+
+def is_remote(name: str) -> bool:
+    """Whether jobs of an executor run on other machines; raises ConfigError for an unknown name."""
+    EXECUTORS.get(name)
+    return name in REMOTE
+
+
+def device_here(on: Resources) -> torch.device:
+    """Return the device of this process: that of the jobs where they run on this machine, else the CPU.
+
+    Raises:
+        ConfigError: the device or the executor does not exist, or the executor takes no settings.
+    """
+    remote = is_remote(on.executor)
+    if on.settings and EXECUTORS.built_in(on.executor) and not remote:
+        raise ConfigError(f"executor {on.executor} takes no settings; name the executor that they are for.")
+    return environment.choose_device("cpu" if remote else on.device)
 
 
 def devices_for(chosen: torch.device, on: Resources, world: int) -> list[str]:
@@ -91,9 +105,14 @@ def devices_for(chosen: torch.device, on: Resources, world: int) -> list[str]:
         world: how many processes do each job together.
 
     Raises:
-        ConfigError: several jobs at a time under `torchrun` or in one process, or "auto" without a GPU.
+        ConfigError: a remote executor under `torchrun`; several jobs at a time under `torchrun` or in one process, or
+            "auto" without a GPU.
     """
     per_device = on.per_device
+    if is_remote(on.executor):
+        if world > 1:
+            raise ConfigError(f"executor {on.executor} starts processes itself; run the command without torchrun.")
+        return [str(chosen)]  # of this process alone; the jobs choose where they run
     if per_device != 1 and on.executor == "in-process":
         raise ConfigError("executor in-process does one job at a time; leave out --per-device.")
     if per_device != 1 and world > 1:

@@ -49,7 +49,7 @@ class LocalExecutor(Executor):
         self.gpus = len({device for device in devices if device != "cpu"})
         self.crowded = len(set(devices)) < len(devices)
         self._held = ExitStack()
-        self._chosen = not execution.auto
+        self._chosen = execution.on.per_device != "auto"
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
