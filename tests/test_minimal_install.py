@@ -5,7 +5,7 @@ import sys
 
 SCRIPT = """
 import importlib, pkgutil, sys
-for missing in ("triton", "numba", "fla", "transformers", "datasets", "lm_eval", "pytest", "hypothesis"):
+for missing in ("triton", "numba", "fla", "transformers", "datasets", "pyarrow", "lm_eval", "pytest", "hypothesis"):
     sys.modules[missing] = None
 import basecap
 kernels = ("kernels", "launch", "library", "marks")  # marks are for pytest

@@ -3,9 +3,11 @@
 import errno
 import os
 import stat
-from collections.abc import Iterator
+import zlib
+from collections.abc import Iterable, Iterator
 from io import BufferedReader, FileIO
-from pathlib import Path
+from pathlib import Path, PurePath
+from typing import BinaryIO
 
 from basecap.errors import DataError
 
@@ -83,52 +85,103 @@ def read_file(path: Path, most: int) -> bytes:
 def chunks(path: Path) -> Iterator[bytes]:
     """Yield the content of a regular file in chunks of at most CHUNK bytes; raises as `open_file` does."""
     with open_file(path) as file:
-        while chunk := file.read(CHUNK):
-            yield chunk
+        yield from chunks_of(file)
 
 
-def decompressed(path: Path) -> Iterator[bytes]:
-    """Yield the content of a .zst file of one or more frames in chunks of at most CHUNK bytes.
+def chunks_of(file: BinaryIO) -> Iterator[bytes]:
+    """Yield the rest of an open file in chunks of at most CHUNK bytes."""
+    while chunk := file.read(CHUNK):
+        yield chunk
+
+
+def decompressed(name: PurePath, stored: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield what a file holds in chunks of at most CHUNK bytes, decompressed if its name ends in .zst or .gz.
+
+    Args:
+        name: of the file, for messages too.
+        stored: its content as it is stored.
 
     Raises:
         DataError: the file is damaged, incomplete or empty, expands as no text does, or needs more memory than is free.
     """
+    expand = {".zst": _from_zstandard, ".gz": _from_gzip}.get(name.suffix)
+    content = iter(stored) if expand is None else expand(name, stored)
+    for piece in content:
+        for start in range(0, len(piece), CHUNK):
+            yield piece[start : start + CHUNK]
+
+
+def refuse_expansion(name: PurePath, compressed: int, expanded: int) -> None:
+    """Raise DataError when so many compressed bytes of a file have expanded to so many as no text does."""
+    if expanded > max(EXPANDED, EXPANSION * compressed):
+        raise DataError(f"{name} expands more than {EXPANSION} times, as no text does; remove it.")
+
+
+def _from_zstandard(name: PurePath, stored: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield the content of one or more frames of Zstandard."""
     import zstandard
 
     decompressor = zstandard.ZstdDecompressor(max_window_size=WINDOW)
     frame, frames, compressed, expanded = None, 0, 0, 0
     try:
-        for piece in _slices(path):
-            if not compressed and len(piece) > 3 and not _is_compressed(piece):
-                raise DataError(f"{path} is not compressed with Zstandard; correct its name or compress it.")
+        for piece in _slices(stored):
+            if not compressed and len(piece) > 3 and not _is_zstandard(piece):
+                raise DataError(f"{name} is not compressed with Zstandard; correct its name or compress it.")
             compressed += len(piece)
             while piece:
                 if frame is None:
                     frame, frames = decompressor.decompressobj(), frames + 1
                 content = frame.decompress(piece)
                 expanded += len(content)
-                if expanded > max(EXPANDED, EXPANSION * compressed):
-                    raise DataError(f"{path} expands more than {EXPANSION} times, as no text does; remove it.")
-                for start in range(0, len(content), CHUNK):
-                    yield content[start : start + CHUNK]
+                refuse_expansion(name, compressed, expanded)
+                yield content
                 piece = frame.unused_data
                 if frame.eof:
                     frame = None
     except zstandard.ZstdError as error:
         if "not enough memory" in str(error):
-            raise DataError(f"{path} needs more memory to decompress than is free; free memory.") from error
-        raise DataError(f"{path} is damaged ({error}); download the file again.") from error
+            raise DataError(f"{name} needs more memory to decompress than is free; free memory.") from error
+        raise DataError(f"{name} is damaged ({error}); download the file again.") from error
     if frame is not None or not frames:
-        raise DataError(f"{path} is incomplete; download the file again.")
+        raise DataError(f"{name} is incomplete; download the file again.")
 
 
-def _is_compressed(content: bytes) -> bool:
+def _from_gzip(name: PurePath, stored: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield the content of one or more members of gzip, which zeros may follow."""
+    member, members, compressed, expanded = None, 0, 0, 0
+    try:
+        for piece in stored:
+            if not compressed and len(piece) > 1 and piece[:2] != b"\x1f\x8b":
+                raise DataError(f"{name} is not compressed with gzip; correct its name or compress it.")
+            compressed += len(piece)
+            more = False  # whether the library holds content of bytes that it has read
+            while piece or more:
+                if member is None:
+                    piece = piece.lstrip(b"\0") if members else piece
+                    if not piece:
+                        break
+                    member, members = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS), members + 1
+                content = member.decompress(piece, CHUNK)
+                expanded += len(content)
+                refuse_expansion(name, compressed, expanded)
+                yield content
+                piece = member.unused_data if member.eof else member.unconsumed_tail
+                more = len(content) == CHUNK and not member.eof
+                if member.eof:
+                    member = None
+    except zlib.error as error:
+        raise DataError(f"{name} is damaged ({error}); download the file again.") from error
+    if member is not None or not members:
+        raise DataError(f"{name} is incomplete; download the file again.")
+
+
+def _is_zstandard(content: bytes) -> bool:
     """Whether content begins with the number of a frame of Zstandard, or of one to skip."""
     number = int.from_bytes(content[:4], "little")
     return number == 0xFD2FB528 or number & ~15 == 0x184D2A50
 
 
-def _slices(path: Path) -> Iterator[bytes]:
-    for chunk in chunks(path):
+def _slices(stored: Iterable[bytes]) -> Iterator[bytes]:
+    for chunk in stored:
         for start in range(0, len(chunk), SLICE):
             yield chunk[start : start + SLICE]

@@ -1,5 +1,6 @@
 """Made-up text in the layouts that the sources read."""
 
+import gzip
 import json
 import random
 from pathlib import Path
@@ -22,10 +23,17 @@ def words(domain: str, number: int, count: int = 60) -> str:
 
 
 def write_lines(path: Path, records: list) -> Path:
-    """Write records as lines of JSON, compressed where the name says so."""
-    content = "".join(json.dumps(record) + "\n" for record in records).encode()
+    """Write records as lines of JSON, compressed where the name says so, or as rows of a Parquet file."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(zstandard.compress(content) if path.suffix == ".zst" else content)
+    if path.suffix == ".parquet":
+        import pyarrow
+        from pyarrow import parquet
+
+        parquet.write_table(pyarrow.Table.from_pylist(records), path)
+        return path
+    content = "".join(json.dumps(record) + "\n" for record in records).encode()
+    compress = {".zst": zstandard.compress, ".gz": gzip.compress}.get(path.suffix, bytes)
+    path.write_bytes(compress(content))
     return path
 
 

@@ -1,6 +1,7 @@
 """Sources: what they read, and one sentence for what they cannot."""
 
 import ast
+import gzip
 import shutil
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ import zstandard
 
 from basecap.data import DataConfig
 from basecap.data.sources import SOURCES, Document, _hub, _reference, installed, split_of
-from basecap.data.sources._lines import read_records
+from basecap.data.sources._lines import ENDINGS, SUFFIXES, read_records
 from basecap.errors import BasecapError, ConfigError, DataError
 from tests.data.conftest import slimpajama_records, words, write_lines
 
@@ -44,7 +45,7 @@ def test_automathtext_stands_beside_slimpajama(slimpajama, tmp_path):
     for split in ("train", "validation", "test"):
         (tmp_path / split).symlink_to(slimpajama / split)
     options = {"source": "slimpajama", "path": str(tmp_path), "train": ["c4"], "ood": ["automathtext"]}
-    assert "automathtext has no .jsonl or .jsonl.zst file; put AutoMathText there" in refused(**options)
+    assert f"automathtext has no file that ends in {ENDINGS}; put AutoMathText there" in refused(**options)
     write_lines(tmp_path / "automathtext" / "data" / "web" / "1.jsonl", [{"text": f"proof {n}"} for n in range(20)])
     found = [document for document in documents(**options) if document.domain == "automathtext"]
     assert len(found) == 20 and {document.split for document in found} == {"validation", "test"}
@@ -60,41 +61,60 @@ def test_names_and_hashes_do_not_depend_on_the_place(slimpajama, tmp_path):
     assert found[0] == found[1] and "train/chunk0/example_train_0.jsonl.zst" in found[0][0]
 
 
-def test_jsonl_takes_files_and_folders(tmp_path):
-    records = [{"text": words("c4", number)} for number in range(40)]
-    write_lines(tmp_path / "notes.jsonl", records)
-    write_lines(tmp_path / "web" / "a" / "1.jsonl.zst", records[:3])
-    write_lines(tmp_path / "web" / "2.jsonl", records[3:5])
+def test_jsonl_takes_files_and_folders_in_every_form(tmp_path):
+    records = [{"text": words("c4", number), "meta": {"site": f"{number % 3}"}, "l": [1]} for number in range(40)]
+    (tmp_path / "web").mkdir()
     (tmp_path / "web" / "._2.jsonl").write_bytes(b"\0\5\26\7")  # as macOS writes them
-    found = documents(source="jsonl", path=str(tmp_path), train=["notes"], ood=["web"])
-    assert sorted(document.text for document in found if document.domain == "notes") == sorted(
-        record["text"] for record in records
-    )
-    assert sum(document.domain == "web" for document in found) == 5
-    assert all(document.split == split_of(document.text, document.domain == "notes") for document in found)
-    assert not any(document.split == "train" for document in found if document.domain == "web")
+    for number, ending in enumerate(SUFFIXES):
+        write_lines(tmp_path / f"notes{number}{ending}", records)
+        write_lines(tmp_path / "web" / "a" / f"{number}{ending}", records[number : number + 1])
+    for number in range(len(SUFFIXES)):
+        options = {"source": "jsonl", "path": str(tmp_path), "train": [f"notes{number}"], "ood": ["web"]}
+        found = documents(cluster="meta.site", **options)
+        written = [(record["text"], record["meta"]["site"]) for record in records]
+        assert [(document.text, document.cluster) for document in found[:40]] == written
+        assert sorted(found[40:], key=lambda document: document.text) == sorted(
+            (Document("web", split_of(text, False), text, site) for text, site in written[: len(SUFFIXES)]),
+            key=lambda document: document.text,
+        )
+        assert all(document.split == split_of(document.text) for document in found[:40])
+        source = SOURCES.get("jsonl")(DataConfig(**options))
+        assert source.keys(source.parts()[0]) == ("meta.site",)
 
 
-def test_a_file_beside_its_compressed_form_is_refused(tmp_path):
+def test_a_file_beside_another_form_of_it_is_refused(tmp_path):
     records = [{"text": words("c4", number)} for number in range(4)]
-    for name in ("notes.jsonl", "notes.jsonl.zst", "web/a.jsonl", "web/a.jsonl.zst"):
-        write_lines(tmp_path / name, records)
-    for domain, name in (("notes", "notes.jsonl"), ("web", "web/a.jsonl")):
-        sentence = refused(source="jsonl", path=str(tmp_path), train=[domain])
-        assert f"{name} is beside {Path(name).name}.zst, so its records would be read twice; remove one" in sentence
+    for domain, one, two in (("a", ".json.gz", ".jsonl"), ("b", ".jsonl", ".jsonl.zst"), ("c", ".jsonl", ".parquet")):
+        for name in (domain, f"in-{domain}/part"):
+            write_lines(tmp_path / f"{name}{one}", records)
+            write_lines(tmp_path / f"{name}{two}", records)
+            sentence = refused(source="jsonl", path=str(tmp_path), train=[name.partition("/")[0]])
+            sentence_part = (
+                f"{name}{one} is beside {Path(name).name}{two}, so its records would be read twice; remove one"
+            )
+            assert sentence_part in sentence
 
 
-def test_text_takes_folders(tmp_path):
-    for name in ("one.txt", "deep/er/two.md", ".hidden", ".git/HEAD"):
+def test_text_takes_folders(tmp_path, monkeypatch):
+    for name in ("one.txt.gz", "deep/er/two.md", "deep/three.txt.zst", ".hidden", ".git/HEAD"):
         path = tmp_path / "notes" / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(f"über {name}", encoding="utf-8-sig")
+        compress = {".gz": gzip.compress, ".zst": zstandard.compress}.get(path.suffix, bytes)
+        path.write_bytes(compress(f"über {name}".encode("utf-8-sig")))
     found = documents(source="text", path=str(tmp_path), train=["notes"])
-    assert sorted(document.text for document in found) == ["über deep/er/two.md", "über one.txt"]
-    wanted = {None: [None, None], "path": [None, "deep"], "path/2": [None, "deep/er"]}
+    texts = ["über deep/er/two.md", "über deep/three.txt.zst", "über one.txt.gz"]
+    assert sorted(document.text for document in found) == texts
+    wanted = {None: [None] * 3, "path": [None, "deep", "deep"], "path/2": [None, "deep", "deep/er"]}
     for cluster, labels in wanted.items():
         found = documents(source="text", path=str(tmp_path), train=["notes"], cluster=cluster)
-        assert sorted([document.cluster for document in found], key=str) == labels
+        assert sorted([document.cluster for document in found], key=str) == sorted(labels, key=str)
+    (tmp_path / "notes" / "one.txt").write_text("twice")
+    sentence = refused(source="text", path=str(tmp_path), train=["notes"])
+    assert "one.txt is beside one.txt.gz, so its records would be read twice" in sentence
+    (tmp_path / "notes" / "one.txt").unlink()
+    monkeypatch.setattr("basecap.data.sources.text.LONGEST", 8)
+    (tmp_path / "notes" / "deep" / "er" / "two.md").unlink()
+    assert "three.txt.zst has more than 0 MiB; split" in refused(source="text", path=str(tmp_path), train=["notes"])
 
 
 def test_text_groups_small_files(tmp_path, monkeypatch):
@@ -227,9 +247,9 @@ def test_directories_that_hold_nothing_are_refused(tmp_path):
     (tmp_path / "notes").mkdir()
     assert "--set data.path=DIR" in refused(source="slimpajama", train=["c4"])
     assert "is not a directory" in refused(source="text", path=str(tmp_path / "no"), train=["c4"])
-    assert "train has no .jsonl or .jsonl.zst file" in refused(source="slimpajama", path=str(tmp_path), train=["c4"])
+    assert f"train has no file that ends in {ENDINGS}" in refused(source="slimpajama", path=str(tmp_path), train=["c4"])
     assert "domain 'notes' is empty" in refused(source="text", path=str(tmp_path), train=["notes"])
-    words = "has no domain 'notes' (notes.jsonl, notes.jsonl.zst or such files below notes/): known: none."
+    words = f"has no domain 'notes' (notes with the ending {ENDINGS}, or such files below notes/): known: none."
     assert words in refused(source="jsonl", path=str(tmp_path), train=["notes"])
     words = "has no domain 'web' (a folder web/ of text files): known: notes."
     assert words in refused(source="text", path=str(tmp_path), train=["web"])
@@ -282,6 +302,29 @@ def test_bad_records_are_named_by_line(tmp_path, line: bytes, reason: str, compr
     assert f"{path}:3 {reason}" in sentence
 
 
+def test_parquet_that_holds_no_text_is_refused(tmp_path, monkeypatch):
+    path, options = tmp_path / "c4.parquet", {"source": "jsonl", "path": str(tmp_path), "train": ["c4"]}
+    write_lines(path, [{"texts": "a", "id": 1}])
+    assert "c4.parquet has no column of text: did you mean 'texts'? Rename" in refused(**options)
+    write_lines(path, [{"text": 1}])
+    assert "c4.parquet holds values of type int64; it should hold strings" in refused(**options)
+    write_lines(path, [{"text": "a"}, {"text": None}])
+    assert "c4.parquet:2 has no text; every row must have a string" in refused(**options)
+    write_lines(path, [{"text": words("c4", number)} for number in range(50)])
+    content = path.read_bytes()
+    for damaged in (content[:40], content[:-1], content[:4] + bytes(300) + content[304:], b"text"):
+        path.write_bytes(damaged)
+        assert "c4.parquet is damaged, or no Parquet file (" in refused(**options)
+    write_lines(path, [{"text": "a" * 5000}] * 5000)  # the file holds it once
+    for name in ("EXPANDED", "EXPANSION"):
+        monkeypatch.setattr(f"basecap.system.foreign.{name}", 1 << 8)
+    assert "c4.parquet expands more than 256 times, as no text does" in refused(**options)
+    monkeypatch.setattr("basecap.data.sources._lines.LONGEST", 1 << 8)
+    assert "c4.parquet:1 has more than 0 MiB; split" in refused(**options)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    assert "needs the pyarrow library; install basecap[parquet]" in refused(**options)
+
+
 @pytest.mark.parametrize("meta", [{}, {"meta": None}, {"meta": {"redpajama_set_name": "RedPajamaC5"}}])
 def test_records_without_a_set_are_named_by_line(slimpajama, tmp_path, meta: dict):
     for split in ("train", "validation", "test"):
@@ -290,21 +333,18 @@ def test_records_without_a_set_are_named_by_line(slimpajama, tmp_path, meta: dic
     assert "1.jsonl.zst:4: meta.redpajama_set_name" in sentence and "RedPajamaC4" in sentence
 
 
-@pytest.mark.parametrize("keep", [3, 12, 40, -1])
-def test_a_truncated_file_is_refused(tmp_path, keep: int):
-    path = write_lines(tmp_path / "c4.jsonl.zst", [{"text": words("c4", number)} for number in range(50)])
-    path.write_bytes(path.read_bytes()[:keep])
-    assert "is incomplete; download the file again" in refused(source="jsonl", path=str(tmp_path), train=["c4"])
-
-
-def test_a_file_that_is_not_compressed_is_refused(tmp_path):
+@pytest.mark.parametrize("ending", ["jsonl.zst", "json.gz"])
+def test_a_file_that_is_truncated_damaged_or_not_compressed_is_refused(tmp_path, ending: str):
     options = {"source": "jsonl", "path": str(tmp_path), "train": ["c4"]}
-    (tmp_path / "c4.jsonl.zst").write_bytes(b'{"text": "plain"}\n')
-    assert "is not compressed with Zstandard; correct its name or compress it" in refused(**options)
-    path = write_lines(tmp_path / "c4.jsonl.zst", [{"text": words("c4", number)} for number in range(50)])
+    path = write_lines(tmp_path / f"c4.{ending}", [{"text": words("c4", number)} for number in range(50)])
     content = path.read_bytes()
+    for keep in (3, 12, 40, -1):
+        path.write_bytes(content[:keep])
+        assert "is incomplete; download the file again" in refused(**options)
+    path.write_bytes(b'{"text": "plain"}\n')
+    assert "is not compressed with " in refused(**options)
     path.write_bytes(content[:40] + bytes(20) + content[60:])
-    assert "is damaged" in refused(**options)
+    assert "is damaged (" in refused(**options)
 
 
 def test_frames_may_follow_each_other(tmp_path, monkeypatch):
@@ -329,7 +369,9 @@ def test_blank_lines_are_counted_and_left_out(tmp_path, monkeypatch, size: int):
 def test_a_line_without_an_end_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("basecap.data.sources._lines.LONGEST", 1 << 20)
     (tmp_path / "c4.jsonl").write_bytes(b'{"text": "a"}\n' + b'{"text": "' + b"a" * (3 << 20))
-    assert "c4.jsonl:2 has more than 1 MiB; split" in refused(source="jsonl", path=str(tmp_path), train=["c4"])
+    assert "c4.jsonl:2 has more than 1 MiB; split the document or remove it" in refused(
+        source="jsonl", path=str(tmp_path), train=["c4"]
+    )
 
 
 @pytest.mark.parametrize(

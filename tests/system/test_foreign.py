@@ -1,7 +1,9 @@
 """The gate for foreign bytes: what is no regular file, too large, or expands without end is refused in one sentence."""
 
+import gzip
 import os
 import socket
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,10 @@ from basecap.errors import DataError
 from basecap.system import foreign
 from basecap.system.files import append_lines
 from basecap.system.foreign import chunks, decompressed, open_file, open_to_append, read_file
+
+
+def content_of(path: Path) -> Iterator[bytes]:
+    return decompressed(path, chunks(path))
 
 
 def test_a_regular_file_and_a_link_to_one_are_read(tmp_path):
@@ -59,16 +65,29 @@ def test_a_wide_window_and_frames_between_others_are_read(tmp_path):
     wide = stream.compress(b"wide ") + stream.flush()
     skippable = (0x184D2A50).to_bytes(4, "little") + (3).to_bytes(4, "little") + b"abc"
     (tmp_path / "file.zst").write_bytes(skippable + wide + zstandard.compress(b"and usual"))
-    assert b"".join(decompressed(tmp_path / "file.zst")) == b"wide and usual"
+    assert b"".join(content_of(tmp_path / "file.zst")) == b"wide and usual"
 
 
-def test_content_that_expands_as_no_text_does_is_refused(tmp_path, monkeypatch):
-    path = tmp_path / "file.zst"
-    path.write_bytes(zstandard.compress(b"\n" * 3_000_000))
-    assert sum(map(len, decompressed(path))) == 3_000_000
-    monkeypatch.setattr(foreign, "EXPANDED", 1 << 20)
-    with pytest.raises(DataError, match=r"expands more than 1000 times, as no text does; remove it\.$"):
-        sum(map(len, decompressed(path)))
+def test_members_of_gzip_follow_each_other(tmp_path, monkeypatch):
+    monkeypatch.setattr(foreign, "CHUNK", 64)
+    path = tmp_path / "file.gz"
+    for size in (63, 64, 65, 5000):
+        path.write_bytes(gzip.compress(b"a" * size) + gzip.compress(b"") + gzip.compress(b"b") + bytes(200))
+        assert b"".join(content_of(path)) == b"a" * size + b"b"
+    path.write_bytes(path.read_bytes() + b"more")
+    with pytest.raises(DataError, match=r"file.gz is damaged \(.*\); download the file again\.$"):
+        list(content_of(path))
+
+
+@pytest.mark.parametrize(("ending", "compress"), [("zst", zstandard.compress), ("gz", gzip.compress)])
+def test_content_that_expands_as_no_text_does_is_refused(tmp_path, monkeypatch, ending: str, compress: Callable):
+    path = tmp_path / f"file.{ending}"
+    path.write_bytes(compress(b"\n" * 3_000_000))
+    assert sum(map(len, content_of(path))) == 3_000_000
+    for name in ("EXPANDED", "EXPANSION"):
+        monkeypatch.setattr(foreign, name, 1 << 5)
+    with pytest.raises(DataError, match=r"expands more than 32 times, as no text does; remove it\.$"):
+        sum(map(len, content_of(path)))
     path.write_bytes(b"")
     with pytest.raises(DataError, match=r"is incomplete; download the file again\.$"):
-        list(decompressed(path))
+        list(content_of(path))

@@ -106,6 +106,11 @@ class Source(ABC):
         """Return keys to suggest for `data.cluster`, none if they are unknown."""
         return ()
 
+    @property
+    def cluster_keys(self) -> tuple[str, ...]:
+        """The dotted key `data.cluster` of records, if it is set."""
+        return () if self.config.cluster is None else (self.config.cluster,)
+
     def record_cluster(self, record: Mapping[str, Any]) -> str | None:
         """Return the value of a record under the dotted key `data.cluster`, None if it lacks the key or has NaN."""
         found = None if self.config.cluster is None else _value(record, self.config.cluster)

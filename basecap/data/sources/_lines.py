@@ -1,41 +1,70 @@
-"""JSON records, one per line, from plain and Zstandard files."""
+"""Records: JSON, one per line, in plain, Zstandard and gzip files, and rows of Parquet files."""
 
 import json
-from collections.abc import Iterator, Mapping
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path, PurePath
+from typing import Any, BinaryIO
 
+from basecap.data.sources import _parquet
 from basecap.data.sources._contract import files_below
 from basecap.errors import DataError
-from basecap.system.foreign import chunks, decompressed
+from basecap.system.foreign import chunks_of, decompressed, open_file
 
-SUFFIXES = (".jsonl", ".jsonl.zst")
+#: Endings of files of records, and how messages list them.
+SUFFIXES = (".jsonl", ".jsonl.zst", ".jsonl.gz", ".json.gz", ".parquet")
+ENDINGS = f"{', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}"
 
 #: Maximum number of bytes of a line, and of a document: more would not fit into memory with its tokens.
 LONGEST = 1 << 28
 
 
 def record_files(directory: Path) -> list[Path]:
-    """Return the sorted record files below a directory; raises DataError for a file beside its compressed form."""
-    return refuse_pairs([path for path in files_below(directory) if path.name.endswith(SUFFIXES)])
+    """Return the sorted record files below a directory; raises DataError for a file beside another form of it."""
+    return refuse_pairs([path for path in files_below(directory) if path.name.endswith(SUFFIXES)], SUFFIXES)
 
 
-def refuse_pairs(paths: list[Path]) -> list[Path]:
-    """Return the paths; raises DataError for a file beside its compressed form, as `zstd --keep` leaves it."""
-    for path in {*paths} & {path.with_suffix("") for path in paths if path.suffix == ".zst"}:
-        raise DataError(f"{path} is beside {path.name}.zst, so its records would be read twice; remove one of the two.")
+def refuse_pairs(paths: list[Path], endings: Sequence[str]) -> list[Path]:
+    """Return the paths; raises DataError for two that differ in their endings only, as `zstd --keep` leaves them."""
+    seen: dict[Path, Path] = {}
+    for path in sorted(paths):
+        ending = max((end for end in endings if path.name.endswith(end)), key=len, default="")
+        first = seen.setdefault(path.with_name(path.name.removesuffix(ending)), path)
+        if first != path:
+            what = f"{first} is beside {path.name}, so its records would be read twice"
+            raise DataError(f"{what}; remove one of the two.")
     return paths
 
 
-def read_records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield (file:line, record) for every line that is not blank.
+def read_records(path: Path, keys: Sequence[str] | None = None) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield (file:line, record) for each record of a file, see `records_of`; raises OSError too."""
+    with open_file(path) as file:
+        yield from records_of(path, file, keys)
+
+
+def records_of(
+    name: PurePath, file: BinaryIO, keys: Sequence[str] | None = None
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield (file:line, record) for every line that is not blank, or (file:row, record) for every row.
+
+    Args:
+        name: of the file; its ending says what it holds.
+        file: the open file.
+        keys: the dotted keys of a record that will be used beside its text; all if None.
 
     Raises:
-        DataError: the file is truncated or not Zstandard, or a line is too long, not a JSON object or has no text.
+        ConfigError: the library that it needs is not installed.
+        DataError: the file is damaged, or a line is too long, not a JSON object or has no text.
     """
-    content = decompressed(path) if path.suffix == ".zst" else chunks(path)
-    for number, line in _lines(path, content):
-        place = f"{path}:{number}"
+    if name.suffix == ".parquet":
+        for number, record in enumerate(_parquet.rows(name, file, keys), 1):
+            if record["text"] is None:
+                raise DataError(f'{name}:{number} has no text; every row must have a string in the column "text".')
+            if len(record["text"]) > LONGEST:
+                raise _too_long(f"{name}:{number}")
+            yield f"{name}:{number}", record
+        return
+    for number, line in _lines(name, decompressed(name, chunks_of(file))):
+        place = f"{name}:{number}"
         try:
             record = json.loads(line)
         except UnicodeDecodeError as error:
@@ -62,7 +91,7 @@ def keys_of(record: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _lines(path: Path, content: Iterator[bytes]) -> Iterator[tuple[int, bytes]]:
+def _lines(name: PurePath, content: Iterator[bytes]) -> Iterator[tuple[int, bytes]]:
     """Yield (number, line) for every line that is not blank; memory holds one chunk and one line."""
     number, pending, held = 1, list[bytes](), 0  # parts of a line, which may span many chunks
     for chunk in content:
@@ -79,8 +108,10 @@ def _lines(path: Path, content: Iterator[bytes]) -> Iterator[tuple[int, bytes]]:
         pending.append(last)
         held += len(last)
         if held > LONGEST:
-            raise DataError(
-                f"{path}:{number} has more than {LONGEST >> 20} MiB; split the document or remove the line."
-            )
+            raise _too_long(f"{name}:{number}")
     if line := b"".join(pending).strip():
         yield number, line
+
+
+def _too_long(place: str) -> DataError:
+    return DataError(f"{place} has more than {LONGEST >> 20} MiB; split the document or remove it.")

@@ -14,7 +14,7 @@ from typing import Any
 
 from basecap.data.sources import _hub
 from basecap.data.sources._contract import SPLITS, Document, Part, Source, source
-from basecap.data.sources._lines import keys_of, read_records, record_files
+from basecap.data.sources._lines import ENDINGS, keys_of, read_records, record_files
 from basecap.errors import DataError
 
 SETS = {
@@ -47,14 +47,15 @@ class SlimPajama(Source):
             files = record_files(directory / split)
             if not files:
                 raise DataError(
-                    f"{directory / split} has no .jsonl or .jsonl.zst file; set data.path to the directory that "
+                    f"{directory / split} has no file that ends in {ENDINGS}; set data.path to the directory that "
                     "contains train/, validation/ and test/."
                 )
             found += [Part(self.name_of(path), (path,), split) for path in files]
         if wanted:
             files = record_files(directory / EXTRA_DOMAIN)
             if not files:
-                raise DataError(f"{directory / EXTRA_DOMAIN} has no .jsonl or .jsonl.zst file; put AutoMathText there.")
+                what = f"{directory / EXTRA_DOMAIN} has no file that ends in {ENDINGS}"
+                raise DataError(f"{what}; put AutoMathText there.")
             found += [Part(self.name_of(path), (path,)) for path in files]
         return found
 
