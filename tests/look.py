@@ -14,6 +14,8 @@ from basecap.report.bundle import source_of
 from tests.report.synthetic import write_study
 from tests.report.test_task_report import task_study
 
+#: Pixels of CSS between the margins of A4.
+PAPER = 703
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 #: What stands before every script of the page: it hears whatever goes wrong.
 BEFORE = """<script>
@@ -27,12 +29,17 @@ document.addEventListener("securitypolicyviolation", (event) => heard.push(`requ
 #: What uses the page: the legend, a mark under the pointer, a table's head; each finding is [what, whether].
 AFTER = """<script>
 const wait = (ms) => new Promise((done) => setTimeout(done, ms));
+const printed = matchMedia("(width: 703px)").matches;
+// The size of letters in points, of those in a chart after it was shrunk.
+const points = (one) => .75 * parseFloat(getComputedStyle(one).fontSize)
+  * (one.ownerSVGElement ? Math.hypot(one.getScreenCTM().a, one.getScreenCTM().b) : 1);
 const faded = () => document.querySelectorAll('.chart path[opacity="0.08"]').length;
 async function use() {
   const found = [];
-  document.querySelectorAll("details").forEach((part) => { part.open = true; });
+  if (printed) dispatchEvent(new Event("beforeprint"));
+  else document.querySelectorAll("details").forEach((part) => { part.open = true; });
   await wait(2500);
-  const charts = [...document.querySelectorAll(".chart")];
+  const charts = [...document.querySelectorAll(".chart")].filter((one) => one.checkVisibility());
   const drawn = charts.length > 2 && charts.every((one) => one.querySelector("svg path"));
   found.push([`${charts.length} charts are drawn`, drawn]);
   found.push(["nothing is fetched", performance.getEntriesByType("resource").length === 0]);
@@ -49,6 +56,19 @@ async function use() {
     }).map((text) => `${one.dataset.name}: ${text.textContent}`);
   });
   found.push([`no chart cuts its words off (${cut.slice(0, 3).join("; ")})`, cut.length === 0]);
+  const tables = [...document.querySelectorAll(".wide > table")].map((table) => table.parentElement);
+  const begin = (one) => one.textContent.trim().slice(0, 20);
+  const hidden = tables.filter((part) => part.scrollWidth > part.clientWidth + 1).map(begin);
+  if (innerWidth < 600 || printed)
+    found.push([`no table hides columns (${hidden.slice(0, 3).join("; ")})`, hidden.length === 0]);
+  if (printed) {
+    const seen = [...document.querySelectorAll("main :not(script)")].filter((one) => one.checkVisibility());
+    const small = seen.filter((one) => [...one.childNodes].some((part) => part.nodeType === 3 && part.data.trim())
+      && points(one) < 7.99).map(begin);
+    found.push([`letters have 8 points at least (${small.slice(0, 3).join("; ")})`, small.length === 0]);
+    parent.postMessage(JSON.stringify({found, heard}), "*");
+    return;
+  }
   const button = document.querySelector(".legend button[data-name]");
   if (button) {
     button.click(); await wait(600);
@@ -89,8 +109,10 @@ FRAME = """<!doctype html><body style="margin: 0">
 
 
 def look(browser: str, page: Path, width: int, dark: bool) -> list[str]:
-    """Use a page at a width in light or dark; returns what is wrong."""
+    """Use a page at a width in light or dark, or look at it as at `PAPER` it is printed; returns what is wrong."""
     text = page.read_text(encoding="utf-8")
+    if width == PAPER:
+        text = text.replace("@media screen", "@media speech").replace("@media print", "@media screen")
     own = " ".join(source_of(re.sub("</?script>", "", script)) for script in (BEFORE, AFTER))
     text = text.replace("script-src ", f"script-src {own} ", 1).replace("<style>", f"{BEFORE}<style>", 1)
     head, end, tail = text.rpartition("</body>")
@@ -124,12 +146,12 @@ def main() -> int:
         task_study(tasks)
         for place, studies in ((text, [text]), (mixed, [mixed]), (tasks, [tasks]), (joined, [text, mixed])):
             page = write_report(studies, place).page
-            for width in (1280, 380):
-                for dark in (False, True):
-                    said = look(browser, page, width, dark)
-                    wrong += len(said)
-                    name = f"{place.name} at {width} px, {'dark' if dark else 'light'}"
-                    print(f"{name}: {'; '.join(said) or 'as it should be'}")
+            for width, dark in ((1280, False), (1280, True), (380, False), (380, True), (PAPER, False)):
+                said = look(browser, page, width, dark)
+                wrong += len(said)
+                form = "printed" if width == PAPER else f"at {width} px"
+                name = f"{place.name} {form}, {'dark' if dark else 'light'}"
+                print(f"{name}: {'; '.join(said) or 'as it should be'}")
     return min(wrong, 1)
 
 

@@ -13,7 +13,7 @@ from basecap.report.palette import GREY, Look, looks
 from basecap.report.text_summary import gap_text, interval_text
 
 #: Height of a chart, and the margin beside its first and last point, in the range of its points.
-HEIGHT, MARGIN = 300, 0.1
+HEIGHT, MARGIN = 260, 0.1
 
 
 def gap_against(joined: Joined, gap: Measure, other: Measure) -> Spec | None:

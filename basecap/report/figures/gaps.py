@@ -144,7 +144,8 @@ def _abscissa(study: TextResults, axis: Axis, values: Sequence[float]) -> Callab
     """Return the x axis that reads a field, for a range of `values`."""
     if axis == "tokens":
         span: Spec = {"domain": [min(values), max(values)], "nice": False, "type": "log"}
-        title, ticks = f"tokens after which {study.reference} has that loss", {"tickCount": 6, "format": "~s"}
+        title = f"tokens after which {study.reference} has that loss"
+        ticks: Spec = {"tickCount": 6, "format": "~s", "labelFlush": 12}
     else:
         span = {"domain": extent(values), "nice": False, "zero": False}
         title, ticks = f"{ABSCISSAE[compared_at(study)]} ({NATS})", {"tickCount": 8}
@@ -175,7 +176,7 @@ def _transition(study: TextResults, rows: Rows, axis: Axis, x: Callable[[str], S
     left = "low" if axis == "tokens" else "high"  # losses fall
     return [
         layer(band, shade, {"x": x("low"), "x2": ref("high")}),
-        layer(band, text, {"x": x(left), "y": {"value": 300}, "text": ref("label")}),
+        layer(band, text, {"x": x(left), "y": {"value": {"expr": "height"}}, "text": ref("label")}),
     ]
 
 

@@ -7,7 +7,7 @@ function show(place) {
   vegaEmbed(place, JSON.parse(place.querySelector("script").textContent), {
     renderer: "svg", downloadFileName: place.dataset.name,
     actions: {export: true, source: false, compiled: false, editor: false},
-  }).then(({view}) => { views.push([place, view]); pick(place.closest("section")); });
+  }).then(({view}) => { views.push([place, view, view.height()]); pick(place.closest("section")); });
 }
 
 // The legend of a study stands for all its charts: the names that are pressed are drawn in full, none pressed: all.
@@ -32,6 +32,15 @@ function sort(table, column) {
   for (const cell of table.tHead.rows[0].cells) cell.removeAttribute("aria-sort");
   head.ariaSort = down ? "descending" : "ascending";
   table.tBodies[0].append(...keyed.map(([, row]) => row));
+}
+
+// On a phone a row is a card, where each cell says the head of its column.
+for (const table of document.querySelectorAll(".wide > table")) {
+  const heads = [...table.tHead.rows[0].cells].map((head) =>
+    [...head.childNodes].map((part) => part.textContent).join(" ").replace(/\s+/g, " ").trim());
+  for (const row of table.tBodies[0].rows)
+    [...row.cells].forEach((cell, column) => { cell.dataset.label = heads[Math.min(column, heads.length - 1)]; });
+  table.classList.add("labelled");
 }
 
 for (const table of document.querySelectorAll("table.sortable"))
@@ -62,6 +71,15 @@ for (const button of document.querySelectorAll(".legend button"))
 document.querySelectorAll(".chart").forEach((place) => { if (!place.closest("details")) show(place); });
 document.querySelectorAll("details").forEach((part) =>
   part.addEventListener("toggle", () => part.open && part.querySelectorAll(".chart").forEach(show)));
+
+// Charts that are only shrunk to the paper's width have letters too small to read; high ones leave pages half empty.
+for (const [event, printed] of [["beforeprint", true], ["afterprint", false]])
+  addEventListener(event, () => {
+    document.documentElement.classList.toggle("printed", printed);
+    for (const [, view, height] of views)
+      view.height(printed ? Math.min(height, 420, Math.max(260, .6 * height)) : height);
+    dispatchEvent(new Event("resize"));
+  });
 
 // A page that follows a study reloads itself: what its reader unfolded, picked and sorted stays.
 if (document.querySelector("meta[http-equiv=refresh]")) {
