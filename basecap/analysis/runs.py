@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
-from basecap.analysis.results import CurvePoint, EvaluationResults, EvaluationRow, Failure, RunRow, SweepRow
+from basecap.analysis.results import IN_PART, CurvePoint, EvaluationResults, EvaluationRow, Failure, RunRow, SweepRow
 from basecap.analysis.rows import finite
 from basecap.analysis.study_files import EnvironmentFile, parse
 from basecap.analysis.training_log import TrainingLog
@@ -92,7 +92,10 @@ def _leak_test(info: RunInfo) -> str | None:
     """Return the word on the leak test of a run: earlier versions ran no such test."""
     if info.task is not None or not info.finished:
         return None
-    return info.leak_test.get("leaks") or "passed" if info.leak_test else "not run"
+    if not info.leak_test:
+        return "not run"
+    untested = info.leak_test.get("untested", [])
+    return info.leak_test.get("leaks") or (f"{IN_PART}{'; '.join(untested)}" if untested else "passed")
 
 
 def _machines(info: RunInfo) -> list[str]:

@@ -21,6 +21,7 @@ from basecap.study.config import StudyConfig
 from basecap.system import environment
 from basecap.system.progress import duration
 from basecap.testing.check_model import BUDGET, built_in
+from basecap.testing.trained_model import BUDGET as TEST_BUDGET
 from basecap.train.wall_time import shares
 
 #: Shares of the machine's matrix rate that training is assumed to reach, the higher first. Of one H200's nominal rate
@@ -130,14 +131,17 @@ def remarks(plan: Plan, rows: list[dict[str, Any]], out: Path) -> list[str]:
 
 
 def _proofs(runs: Sequence[RunSpec]) -> list[str]:
-    """Return a sentence on how long the proofs of a study take at most, none where every mixer is built in."""
+    """Return sentences on how long the proofs and leak tests of a study take at most."""
+    text = runs[0].task is None
+    longest = f"at most {TEST_BUDGET:.0f} s"
+    tests = [f"Leak test of each trained model: {longest}, mostly a few forward passes."] if text else []
     names = dict.fromkeys(run.architecture for run in runs if not built_in(run.model))
     if not names:
-        return []
+        return tests
     each = " each" if len(names) > 1 else ""
-    return [
-        f"Proof before training that no output of {', '.join(names)} sees the future: at most {BUDGET:.0f} s{each}."
-    ]
+    more = f", and {longest} for a leak test" if text else ""
+    proof = f"Proof before training that no output of {', '.join(names)} sees the future"
+    return [f"{proof}: at most {BUDGET:.0f} s{each}{more}.", *tests]
 
 
 def _finished(rows: list[dict[str, Any]], out: Path) -> list[str]:

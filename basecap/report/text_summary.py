@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from basecap.analysis.results import StudyResults, SweepRow, TextResults
+from basecap.analysis.results import IN_PART, StudyResults, SweepRow, TextResults
 from basecap.analysis.rows import Estimate, Gap, Row, grouped
 from basecap.analysis.text.reasons import REFERENCE, undecided
 from basecap.report.maturity_text import rising_text
@@ -242,9 +242,14 @@ def checks_text(failed: Mapping[str, str]) -> list[str]:
 
 
 def _not_leak_tested(study: TextResults) -> list[str]:
-    """Return a sentence on finished runs without a leak test, such as those of earlier versions, if there are any."""
+    """Return sentences on finished runs without a whole leak test, such as those of earlier versions."""
     names = dict.fromkeys(run.name for run in study.runs if run.leak_test == "not run")
-    return [f"Leak test of the trained models not run: {listed(names)}."] if names else []
+    sentences = [f"Leak test of the trained models not run: {listed(names)}."] if names else []
+    for run in study.runs:
+        if run.leak_test is not None and run.leak_test.startswith(IN_PART):
+            missing = run.leak_test.removeprefix(IN_PART)
+            sentences.append(f"Leak test of {run.name} (seed {run.seed}) not complete: {missing}.")
+    return sentences
 
 
 def edge_text(sweeps: Sequence[SweepRow]) -> list[str]:

@@ -29,9 +29,13 @@ NO_MEMORY = ("out of memory", "DefaultCPUAllocator", "MemoryError")
 
 @dataclass(frozen=True, kw_only=True)
 class JobFailure:
-    """Why a job failed: a message, the traceback of an unexpected error, the implementation of each op."""
+    """Why a job failed: a message, the traceback of an unexpected error, the implementation of each op.
+
+    `untested` says that nothing failed, but that leaks are not excluded: what was not tested, and why.
+    """
 
     message: str
+    untested: tuple[str, ...] = ()
     traceback: str | None = None
     ops: dict[str, str] = field(default_factory=dict)
 

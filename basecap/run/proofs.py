@@ -87,7 +87,7 @@ def _key(run: RunSpec, device: torch.device, lengths: Sequence[int], rows: int, 
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def doubt(run: RunSpec, device: torch.device, proofs: Proofs, allowed: bool) -> Doubt | None:
+def doubt(run: RunSpec, device: torch.device, proofs: Proofs, untested: Sequence[str], allowed: bool) -> Doubt | None:
     """Return what speaks against training a run's architecture, None for nothing.
 
     It is a proof that is missing, or checks of `basecap check` that mixers from plugins fail. Of these only the float64
@@ -98,6 +98,7 @@ def doubt(run: RunSpec, device: torch.device, proofs: Proofs, allowed: bool) -> 
         run: of the architecture.
         device: where it will be trained.
         proofs: by architecture.
+        untested: what the leak test of its untrained model did not test.
         allowed: whether it trains without a proof.
     """
     if built_in(run.model):
@@ -106,10 +107,11 @@ def doubt(run: RunSpec, device: torch.device, proofs: Proofs, allowed: bool) -> 
     repair = f"it is trained without, as {ALLOW} says" if allowed else f"repair it, or train it with {ALLOW}"
     details = f"for details run {_command(run)}"
     if unproved:
-        more = f" and {len(unproved) - 1} more" if len(unproved) > 1 else ""
-        return Doubt(
-            words=f"is not proved to see no future ({unproved[0]}{more}); {repair}; {details}", stops=not allowed
-        )
+        words = f"is not proved to see no future ({_first_of(unproved)})"
+        return Doubt(words=f"{words}; {repair}; {details}", stops=not allowed)
+    if untested:
+        words = f"is not fully tested for leaks on held-out text ({_first_of(untested)}); {repair}"
+        return Doubt(words=words, stops=not allowed)
     broken: list[str] = []
     sees = False
     for name in checked_names(run.model):
@@ -126,6 +128,10 @@ def doubt(run: RunSpec, device: torch.device, proofs: Proofs, allowed: bool) -> 
     count = f"{len(broken)} check{'s' if len(broken) > 1 else ''}"
     stays = repair if sees else "it is trained anyway"
     return Doubt(words=f"fails {count} of basecap check ({broken[0]}); {stays}; {details}", stops=sees and not allowed)
+
+
+def _first_of(reasons: Sequence[str]) -> str:
+    return reasons[0] + (f" and {len(reasons) - 1} more" if len(reasons) > 1 else "")
 
 
 def _places(config: ModelConfig) -> str:

@@ -197,6 +197,11 @@ def plugin_files(model: ModelConfig) -> list[Path]:
     return [_file(module) for module in _plugins(model)]
 
 
+def loaded_plugins(model: ModelConfig) -> dict[Path, str]:
+    """Return these files with the digests of the code that was loaded from them."""
+    return {_file(module): plugin_digest(module) for module in _plugins(model)}
+
+
 def _plugins(model: ModelConfig) -> list[str]:
     """Return the modules of these files."""
     return [module for module in _modules(model) if module.startswith(PLUGIN)]

@@ -53,12 +53,14 @@ def try_new(runs: Sequence[RunSpec], runtime: Runtime, attempt: Attempt, allow_u
         attempt: tries runs, in this process or in several.
         allow_unproved: whether architectures train of which nothing proves that they see no future.
     """
-    trials, found = untried(runs, runtime.records), {}
+    trials, found, untested = untried(runs, runtime.records), {}, {}
     with progress("trial steps", total=len(trials), unit="architectures") as advance:
         for run, failure in attempt(trials):
-            found[run.architecture] = failure
+            untested[run.architecture] = failure.untested if failure else ()
+            found[run.architecture] = None if untested[run.architecture] else failure
             advance(1, note=run.architecture)
-    doubts = _doubts([run for run in trials if not found[run.architecture]], runtime, allow_unproved)
+    sound = [run for run in trials if not found[run.architecture]]
+    doubts = _doubts(sound, runtime, untested, allow_unproved)
     found |= {name: JobFailure(message=held.words) for name, held in doubts.items() if held is not None and held.stops}
     names = [run.architecture for run in trials]
     failures = {name: failure for name in names if (failure := found[name]) is not None}
@@ -81,10 +83,12 @@ def try_new(runs: Sequence[RunSpec], runtime: Runtime, attempt: Attempt, allow_u
     return infos
 
 
-def _doubts(runs: Sequence[RunSpec], runtime: Runtime, allowed: bool) -> dict[str, Doubt | None]:
+def _doubts(
+    runs: Sequence[RunSpec], runtime: Runtime, untested: Mapping[str, Sequence[str]], allowed: bool
+) -> dict[str, Doubt | None]:
     """Return what speaks against training each run's architecture; log and record it where that trains."""
     proofs = runtime.records.environment().get("proofs", {})
-    doubts = {run.architecture: doubt(run, runtime.device, proofs, allowed) for run in runs}
+    doubts = {run.architecture: doubt(run, runtime.device, proofs, untested[run.architecture], allowed) for run in runs}
     faults = {name: None if held is None or held.stops else held.words for name, held in doubts.items()}
     for name, fault in faults.items():
         if fault is not None:
@@ -103,14 +107,16 @@ def _record(faults: Mapping[str, str | None], records: StudyRecords) -> None:
 
 
 def try_run(run: RunSpec, runtime: Runtime) -> JobFailure | None:
-    """Try one run in this process alone, as one of its group would train it; return why it cannot train.
+    """Try one run in this process alone, as one of its group would train it; return why it cannot, or untested leaks.
 
     Random generators, the record of ops and the device's memory are left as they were.
     """
     placement, failure = DevicePlacement.choose(runtime.device, runtime.group, run.train.precision), None
     with undisturbed(placement.device):
         try:
-            _run(run, runtime.evaluations, runtime.workloads[run.task], placement)
+            untested = _run(run, runtime.evaluations, runtime.workloads[run.task], placement)
+            if untested:
+                failure = JobFailure(message="is not fully tested for leaks", untested=untested)
         except (Exception, SystemExit) as error:  # a fault of one architecture must not cost the others
             failure = replace(describe_failure(error), ops=dict(sorted(IMPLEMENTATIONS.items())))
             if lacks_memory(error_sentence(error)):
@@ -122,8 +128,13 @@ def try_run(run: RunSpec, runtime: Runtime) -> JobFailure | None:
     return failure
 
 
-def _run(run: RunSpec, evaluations: Sequence[Evaluation], workload: Workload, placement: DevicePlacement) -> None:
-    """Train the study's model on one micro-batch of random tokens, uncompiled, and evaluate it on a batch each."""
+def _run(
+    run: RunSpec, evaluations: Sequence[Evaluation], workload: Workload, placement: DevicePlacement
+) -> tuple[str, ...]:
+    """Train the study's model on one micro-batch of random tokens, uncompiled, and evaluate it on a batch each.
+
+    Returns what its leak test did not test, for an architecture from a plugin.
+    """
     model = LanguageModel(run.model, checkpointing=run.train.checkpointing).initialise(run.seed).to(placement.device)
     training_step(model, build_optimiser(model, model.recipe(), run.train), run, placement)
     model.eval()
@@ -136,6 +147,8 @@ def _run(run: RunSpec, evaluations: Sequence[Evaluation], workload: Workload, pl
         leaks = find_leaks_untrained(model, measured, context, int(run.hash, 16))
         if leaks.leaks and not leaks.raised:
             raise TrainingError(f"on held-out text, with random parameters, the model {leaks.leaks}.")
+        return tuple(leaks.untested)
+    return ()
 
 
 def training_step(model: LanguageModel, optimiser: Optimizer, run: RunSpec, placement: DevicePlacement) -> None:

@@ -4,9 +4,11 @@ A proof before training cannot know what training amplifies. Here the numbers th
 themselves: what follows a cut is replaced, and no loss before it may move.
 """
 
+import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,18 +21,21 @@ from basecap.mixers import generator_for
 from basecap.models.language_model import LanguageModel
 from basecap.testing._harness import make_generic, root_mean_square
 from basecap.testing.claims import ALL, PERSISTENT, PERTURBATION
-from basecap.testing.subject import undisturbed
+from basecap.testing.fresh_process import Batch, FreshProcess, NotRunError, Question, StoredModel, draws_of
+from basecap.testing.subject import OutOfTimeError, undisturbed
 
 #: Change of a loss in nats that is rounding, in float32 and in bf16: a Fourier transform spreads it over all positions,
 #: and another batch size adds up in another order. A larger one is a leak if it persists, see `basecap.testing.claims`.
 ROUNDING = {torch.float32: 1e-3, torch.bfloat16: 2e-2}
-#: Most tokens of a batch for an architecture that is built in, whose mixers the test suite proves too.
+#: The same where a batch of one shape is read by two processes on a CPU: they round alike.
+EQUAL = 1e-5
+#: Seconds that the leak test of one model may take.
+BUDGET = 120.0
+#: Most tokens of a batch in a new process, and for an architecture that is built in, whose mixers the test suite proves
+#: too.
 FEW_TOKENS = 2048
 #: Passes with later tokens replaced, each with cuts of its own in every row.
 PASSES = 2
-
-#: Two tensors of one batch: inputs and targets, or losses and activations.
-Batch = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +47,8 @@ class LeakTest:
         raised: whether the test raised, so that it says nothing of leaks.
         moved: the largest change of a loss that must not change, in nats.
         shapes: rows and tokens of the batches.
+        fresh_process: whether a new process gave the same losses.
+        untested: what was not tested, and why.
         seconds: what it took.
     """
 
@@ -49,6 +56,8 @@ class LeakTest:
     raised: bool = False
     moved: float = 0.0
     shapes: list[list[int]] = field(default_factory=list)
+    fresh_process: bool = False
+    untested: list[str] = field(default_factory=list)
     seconds: float = 0.0
 
     def record(self) -> dict[str, Any]:
@@ -60,16 +69,47 @@ class LeakError(Exception):
     """A loss has changed that must not."""
 
 
+@dataclass
+class _Found:
+    """What a leak test has found so far, as in `LeakTest`."""
+
+    leaks: str = ""
+    raised: bool = False
+    shapes: list[list[int]] = field(default_factory=list)
+    fresh_process: bool = False
+    untested: list[str] = field(default_factory=list)
+
+    def unless_late(self, name: str, test: Callable[[], None]) -> bool:
+        """Run a part of the test and return whether it ran; note why it did not."""
+        try:
+            test()
+        except OutOfTimeError:
+            self.untested.append(f"{name}: the {BUDGET:.0f} s of the test are over")
+        except NotRunError as error:
+            self.untested.append(f"{name}: {error}")
+        else:
+            return True
+        return False
+
+
 @torch.no_grad()
 def find_leaks(
-    model: LanguageModel, evaluation: DomainLoss, context: Context[Any], seed: int, *, whole: bool
+    model: LanguageModel,
+    evaluation: DomainLoss,
+    context: Context[Any],
+    seed: int,
+    *,
+    whole: bool,
+    stored: StoredModel | None = None,
 ) -> LeakTest:
     """Test whether losses on held-out windows depend on anything but earlier tokens of their window.
 
     In batches of every padded length, what follows a random cut in each row is replaced, inputs and targets; no loss
     before the cut may change, nor any activation with the targets alone. The last batch, which comes after the others,
-    must have the same losses when a fresh copy of the weights reads it first, and its first row when it is alone.
-    Equal shapes give equal bits on a CPU; differences up to `ROUNDING`, or twice that of two equal passes, are allowed.
+    must have the same losses when a fresh copy of the weights reads it first, and its first row when it is alone; few
+    rows of the first and the last one must have them in a new process too. Equal shapes give equal bits on a CPU;
+    differences up to `ROUNDING`, or twice that of two equal passes, are allowed. What does not fit into `BUDGET` is not
+    tested.
 
     Args:
         model: in evaluation mode, on the context's device.
@@ -77,25 +117,27 @@ def find_leaks(
         context: of the evaluation.
         seed: of cuts and tokens.
         whole: whether every batch shape of the evaluation is tested, not only few rows of every length.
+        stored: the weights of the model for a new process; None: there is none.
     """
     started = time.monotonic()
-    shapes: list[list[int]] = []
-    leaks, raised = "", False
-    tester = _Tester(model, context, seed)
+    tester = _Tester(model, context, seed, started + BUDGET)
+    found = _Found()
     try:
-        for inputs, targets in _batches(evaluation, context, model.config.max_length, whole):
-            shapes.append([*inputs.shape])
-            tester.test(inputs, targets)
-        tester.test_fresh()
+        with contextlib.nullcontext() if stored is None else FreshProcess() as process:
+            for inputs, targets in _batches(evaluation, context, model.config.max_length, whole):
+                rows, length = inputs.shape
+                if found.unless_late(f"{rows} x {length} tokens", partial(tester.test, inputs, targets)):
+                    found.shapes.append([rows, length])
+            found.unless_late("a fresh copy of the weights", tester.test_fresh)
+            if process is not None and stored is not None:
+                found.fresh_process = found.unless_late("a new process", partial(tester.test_process, process, stored))
     except LeakError as error:
-        leaks = str(error)
+        found.leaks = str(error)
     except (Exception, SystemExit) as error:  # whatever a plugin's code raises
-        raised = True
-        leaks = f"cannot be tested for leaks ({describe_error(error)})"
-    moved = max(tester.moved, default=0.0)
-    return LeakTest(
-        leaks=leaks, raised=raised, moved=moved, shapes=shapes, seconds=round(time.monotonic() - started, 3)
-    )
+        found.raised = True
+        found.leaks = f"cannot be tested for leaks ({describe_error(error)})"
+    moved, seconds = max(tester.moved, default=0.0), round(time.monotonic() - started, 3)
+    return LeakTest(**vars(found), moved=moved, seconds=seconds)
 
 
 def find_leaks_untrained(model: LanguageModel, evaluation: DomainLoss, context: Context[Any], seed: int) -> LeakTest:
@@ -122,9 +164,11 @@ def _batches(
 class _Tester:
     """Compares passes of a model over a batch; `moved` are the changes of losses that were found."""
 
-    def __init__(self, model: LanguageModel, context: Context[Any], seed: int):
-        self.model, self.context, self.seed = model, context, seed
+    def __init__(self, model: LanguageModel, context: Context[Any], seed: int, deadline: float):
+        self.model, self.context, self.seed, self.deadline = model, context, seed, deadline
         self.moved: list[float] = []
+        self._fresh: LanguageModel | None = None
+        self._few: list[Batch] = []
         self._buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
         self._last: tuple[Tensor, Tensor, Tensor] | None = None
 
@@ -132,7 +176,7 @@ class _Tester:
         """Raise LeakError when losses of a batch depend on later tokens, or activations on targets."""
         losses, hidden = self._pass(self.model, inputs, targets)
         again, hidden_again = self._pass(self.model, inputs, targets)
-        rounding = ROUNDING[torch.bfloat16 if hidden.dtype == torch.bfloat16 or self._narrow() else torch.float32]
+        rounding = self._rounding(hidden)
         noise = self._change(again, losses, torch.ones_like(targets, dtype=torch.bool))
         if noise > (rounding if self.context.device.type == "cpu" else 10 * rounding):
             raise LeakError(f"gives two losses for one window, which differ by {noise:.2g} nats")
@@ -146,6 +190,8 @@ class _Tester:
         if (felt - hidden).abs().max().item() / size > max(rounding, 2 * wobble):
             raise LeakError("reads the targets: activations change with them")
         self._last = inputs, targets, again
+        rows = max(1, FEW_TOKENS // inputs.shape[1])
+        self._few = [*self._few[:1], (inputs[:rows], targets[:rows])]
 
     def test_fresh(self) -> None:
         """Raise LeakError when a fresh copy of the weights gives other losses, or a row does when it is alone."""
@@ -153,9 +199,9 @@ class _Tester:
             return
         inputs, targets, losses = self._last
         everywhere = torch.ones_like(targets, dtype=torch.bool)
-        fresh = self._fresh()
+        self._fresh = fresh = self._fresh_copy()
         first, hidden = self._pass(fresh, inputs, targets)
-        rounding = ROUNDING[torch.bfloat16 if hidden.dtype == torch.bfloat16 or self._narrow() else torch.float32]
+        rounding = self._rounding(hidden)
         if self._change(first, losses, everywhere) > rounding:
             raise LeakError("carries state from batch to batch: a fresh copy of its weights gives other losses")
         alone, _ = self._pass(fresh, inputs[:1], targets[:1])
@@ -164,6 +210,31 @@ class _Tester:
         mean = (alone - losses[:1]).abs().mean().item()
         if mean > max(rounding, 2 * noise):
             raise LeakError(f"mixes the windows of a batch: alone, one has losses that differ by {mean:.2g} nats")
+
+    def test_process(self, process: FreshProcess, stored: StoredModel) -> None:
+        """Raise LeakError when a new process, which has read nothing yet, gives other losses than the fresh copy."""
+        if self._fresh is None:
+            raise NotRunError("the fresh copy of the weights was not tested")
+        question = Question(
+            model=stored,
+            device=str(self.context.device),
+            bf16=self._narrow(),
+            threads=torch.get_num_threads(),
+            draws=draws_of(self.context.device),
+            batches=self._few,
+        )
+        (answers,) = process.ask([question], self.deadline - time.monotonic())
+        for (inputs, targets), answer in zip(self._few, answers, strict=True):
+            here, hidden = self._pass(self._fresh, inputs, targets)
+            again, _ = self._pass(self._fresh, inputs, targets)
+            everywhere = torch.ones_like(targets, dtype=torch.bool)
+            least = EQUAL if self.context.device.type == "cpu" else self._rounding(hidden)
+            moved = self._change(answer.to(here), here, everywhere)
+            if moved > max(least, 2 * self._change(again, here, everywhere)):
+                raise LeakError(
+                    "carries state outside the model: in a new process, with the same weights, losses of the same "
+                    f"windows differ by {moved:.2g} nats"
+                )
 
     def _test_future(self, inputs: Tensor, targets: Tensor, losses: Tensor, allowed: float, name: str) -> None:
         given = inputs, targets
@@ -208,10 +279,20 @@ class _Tester:
         other_draws: bool = False,
         factor: Tensor | None = None,
     ) -> Batch:
-        """Return losses, float64 [B, T], and the final activations [B, T, D]; draws are the same in each pass.
+        """Return losses, float64 [B, T], and the final activations [B, T, D].
 
-        `factor` [D] multiplies the embeddings.
+        Args:
+            model: what is tested.
+            inputs: int64 [B, T].
+            targets: int64 [B, T].
+            other_draws: whether random numbers are others than in the other passes.
+            factor: multiplies the embeddings, [D].
+
+        Raises:
+            OutOfTimeError: the deadline has passed.
         """
+        if time.monotonic() > self.deadline:
+            raise OutOfTimeError
         kept: list[Tensor] = []
         handle = model.norm.register_forward_hook(lambda module, given, output: kept.append(output))
         scaled = model.embedding.register_forward_hook(
@@ -239,11 +320,14 @@ class _Tester:
         tokens = inputs[targets >= 0]
         return tokens[torch.randint(len(tokens), inputs.shape, generator=generator_for(self.seed, name))]
 
+    def _rounding(self, hidden: Tensor) -> float:
+        return ROUNDING[torch.bfloat16 if hidden.dtype == torch.bfloat16 or self._narrow() else torch.float32]
+
     def _narrow(self) -> bool:
         with self.context.autocast():
             return torch.is_autocast_enabled(self.context.device.type)
 
-    def _fresh(self) -> LanguageModel:
+    def _fresh_copy(self) -> LanguageModel:
         """Return a new model with the same parameters, and with the buffers that passes do not change."""
         with undisturbed(self.context.device):  # building a model draws random numbers
             fresh = LanguageModel(self.model.config).to(self.context.device)

@@ -292,9 +292,19 @@ def _is_whole(path: Path) -> bool:
         return False
 
 
-def _load_evaluated(path: Path) -> LanguageModel:
+def load_unaveraged(path: Path) -> LanguageModel:
+    """Return the model of a checkpoint, on the CPU, with the weights that training resumes from.
+
+    Raises:
+        CheckpointError: it cannot be read.
+    """
     model = LanguageModel(_read_state(path)[1])
     _load_weights(path, model)
+    return model.eval()
+
+
+def _load_evaluated(path: Path) -> LanguageModel:
+    model = load_unaveraged(path)
     if (path / "average.safetensors").exists():
         _load(path, "average.safetensors", dict(model.named_parameters()))
-    return model.eval()
+    return model

@@ -1,7 +1,9 @@
 """A run ends with the leak test of its model; an architecture that leaks gets no verdict."""
 
 import json
+import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import yaml
@@ -12,17 +14,25 @@ from basecap.report import write_report
 from basecap.report.text_summary import remarks
 from basecap.testing.trained_model import LeakTest
 from tests.run._execute import run
+from tests.small_study import small_study
 
 FUTURE = "sees the future after training: the loss at position 3 changes"
 
 
-@pytest.fixture
-def finished(study, tmp_path):
-    path, out = tmp_path / "tiny.yaml", tmp_path / "out"
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    place = tmp_path_factory.mktemp("leak-test")
+    path, out = place / "tiny.yaml", place / "out"
+    study = small_study(place / "text")
     study["train"] |= {"tokens": 512, "eval_every": 256}
     path.write_text(yaml.safe_dump(study))
     run(path, out)
     return out
+
+
+@pytest.fixture
+def finished(trained, tmp_path):
+    return Path(shutil.copytree(trained, tmp_path / "out"))
 
 
 def results(out) -> TextResults:

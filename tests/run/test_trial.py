@@ -105,6 +105,26 @@ def test_what_is_not_proved_trains_if_the_user_allows_it(study, plugin, tmp_path
     assert (proof["layers"], len(proof["unproved"])) == (1, 4)
 
 
+def test_a_leak_test_that_does_not_fit_stops_what_is_not_allowed(study, plugin, tmp_path, monkeypatch):
+    path, out = tmp_path / "tiny.yaml", tmp_path / "out"
+    study["train"] |= {"tokens": 512, "eval_every": 512}
+    path.write_text(yaml.safe_dump(study | {"architectures": ["transformer++", "trial good"]}))
+    config, said = load_study(str(path)), []
+    options = {"only": {"trial good"}, "on": Resources(device="cpu"), "plugins": [plugin], "log": said.append}
+    monkeypatch.setattr("basecap.testing.trained_model.BUDGET", -1.0)
+    (info,) = execute(config, out, **options)
+    assert info.status == "failed" and info.message.startswith("is not fully tested for leaks on held-out text (")
+    assert info.message.endswith(
+        "the -1 s of the test are over and 2 more); repair it, or train it with --allow-unproved"
+    )
+    (info,) = execute(config, out, **options, allow_unproved=True)
+    assert info.status == "finished" and len(info.leak_test["untested"]) == 4
+    (found,) = analyse([out])
+    assert found.failed_checks["trial good"].endswith("; it is trained without, as --allow-unproved says")
+    assert found.runs[0].leak_test.startswith("passed in part, not tested: ")
+    assert [line for line in remarks(found) if line.startswith("Leak test of trial good (seed 0) not complete: ")]
+
+
 @pytest.mark.parametrize(("free", "words"), [(1, " (75% is held by other processes)"), (14, "")])
 def test_a_gpu_that_others_fill_is_named(free, words, monkeypatch):
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 20))

@@ -12,6 +12,8 @@ from basecap.records import StudyRecords
 from basecap.run.execute import execute
 from basecap.run.executors import Resources
 from basecap.study.config import StudyConfig, load_study
+from basecap.testing.fresh_process import FreshProcess, Question, StoredModel, draws_of
+from basecap.train.checkpoint import latest, load_unaveraged
 from tests.small_study import write_text
 
 #: Shorter than the study's own, so that made-up text is enough; the depths are the study's.
@@ -52,11 +54,22 @@ def test_every_model_holds_what_its_architecture_is_named_after(zoo: StudyConfig
             assert all(2 * chunk < length for chunk in chunks), run.name  # the third chunk forces a choice
 
 
-def test_every_architecture_trains(zoo: StudyConfig, tmp_path: Path):
+def test_every_architecture_trains_and_passes_the_leak_test(zoo: StudyConfig, tmp_path: Path):
     names = {entry.name for entry in zoo.architectures}
     said: list[str] = []
     infos = execute(zoo, tmp_path / "out", only=names, on=Resources(device="cpu"), plugins=(), log=said.append)
     assert not said and {info.status for info in infos} == {"finished"}
+    tokens = torch.randint(256, (2, 40), generator=torch.Generator().manual_seed(0))
+    questions, here = [], []
     for run in StudyRecords(tmp_path / "out").runs():
         assert len(run.metrics()) == 3
         assert {record.subset for record in run.evals()} == {"prose", "code"}
+        leaks = run.info().leak_test
+        assert (leaks["leaks"], leaks["untested"]) == ("", []) and leaks["moved"] < 1e-3 and leaks["shapes"], run.path
+        stored = StoredModel(weights=latest(run.resume), plugins={})
+        options = {"device": "cpu", "bf16": False, "threads": 1, "draws": draws_of(tokens.device)}
+        questions.append(Question(model=stored, batches=[(tokens, tokens)], **options))
+        here.append(load_unaveraged(stored.weights).token_losses(tokens, tokens).double())
+    with FreshProcess() as process:
+        there = process.ask(questions, seconds=300.0)
+    assert all(torch.equal(one, other) for one, (other,) in zip(here, there, strict=True))

@@ -10,7 +10,10 @@ from basecap.evals import Context, build_evaluation
 from basecap.mixers import ForwardOnly
 from basecap.models.config import model_config
 from basecap.models.language_model import LanguageModel
-from basecap.testing.trained_model import find_leaks_untrained
+from basecap.plugins import load_plugin
+from basecap.testing.fresh_process import FreshProcess, NotRunError, StoredModel
+from basecap.testing.trained_model import find_leaks, find_leaks_untrained
+from basecap.train.checkpoint import save_weights
 from tests.evals._context import LENGTH, make_context
 
 #: Targets of the pass that runs now, for a mixer that reads them.
@@ -118,7 +121,8 @@ def leaks_of(architecture: str, context: Context) -> str:
     model = LanguageModel(model_config(architecture, hidden=16, vocab=vocab, layers=2, max_length=LENGTH))
     evaluation = build_evaluation("domain-loss")
     found = find_leaks_untrained(model.initialise(0).eval(), evaluation, context, 0)
-    assert found.record().keys() == {"leaks", "raised", "moved", "shapes", "seconds"}
+    keys = {"leaks", "raised", "moved", "shapes", "fresh_process", "untested", "seconds"}
+    assert found.record().keys() == keys and found.untested == []
     return found.leaks
 
 
@@ -160,3 +164,67 @@ def test_a_model_that_reads_the_targets_is_found(register, context, monkeypatch)
 
     monkeypatch.setattr(LanguageModel, "token_losses", spied)
     assert leaks_of(register(ReadsTargets), context) == "reads the targets: activations change with them"
+
+
+OUTSIDE = """
+import torch
+from torch import nn
+from basecap.mixers import ForwardOnly, mixer
+
+FIRST = []
+
+@mixer("NAME", backbone="transformer++", paper="none", summary="keeps the first batch that its process reads")
+class Outside(ForwardOnly):
+    def __init__(self, config, layer):
+        super().__init__(config, layer)
+        self.out = nn.Linear(layer.hidden, layer.hidden, bias=False)
+
+    def forward(self, x, segments=None):
+        FIRST.append(x.detach().mean((0, 1)))
+        return self.out(x + FIRST[0] * WEIGHT)
+
+    def flops(self, length):
+        return 2.0 * length * self.layer.hidden**2
+"""
+
+
+@pytest.mark.parametrize(
+    ("weight", "words"),
+    [("1.0", "carries state outside the model: in a new process, with the same weights"), ("0.0", "")],
+)
+def test_state_outside_the_model_is_found_in_a_new_process(weight, words, context, tmp_path):
+    name = f"outside {weight}"
+    path = tmp_path / f"outside_{weight[0]}.py"
+    path.write_text(OUTSIDE.replace("NAME", name).replace("WEIGHT", weight))
+    plugins = {path: load_plugin(path)}
+    vocab = context.data.tokenizer.vocab_size
+    model = LanguageModel(model_config(name, hidden=16, vocab=vocab, layers=2, max_length=LENGTH)).initialise(0)
+    model(*torch.zeros(2, 1, 8, dtype=torch.int64))
+    save_weights(tmp_path, model, 1)
+    stored = StoredModel(weights=tmp_path / "step-1", plugins=plugins)
+    found = find_leaks(model.eval(), build_evaluation("domain-loss"), context, 0, whole=False, stored=stored)
+    assert found.leaks.startswith(words) and bool(found.leaks) == bool(words)
+    assert found.fresh_process == (words == "") and found.untested == []
+
+
+def test_what_does_not_fit_is_named(register, context, monkeypatch):
+    monkeypatch.setattr("basecap.testing.trained_model.BUDGET", -1.0)
+    vocab = context.data.tokenizer.vocab_size
+    model = LanguageModel(model_config(register(Ahead), hidden=16, vocab=vocab, layers=1, max_length=LENGTH))
+    found = find_leaks_untrained(model.initialise(0).eval(), build_evaluation("domain-loss"), context, 0)
+    assert (found.leaks, found.shapes) == ("", [])
+    assert re.fullmatch(r"\d+ x 48 tokens: the -1 s of the test are over", found.untested[0])
+
+
+@pytest.mark.parametrize(
+    ("code", "seconds", "error", "words"),
+    [
+        ("import time; time.sleep(60)", 0.1, NotRunError, "it took more than 0 s"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", 60, NotRunError, "its process was killed"),
+        ("pass", 60, RuntimeError, "a new process ended without an answer"),
+    ],
+)
+def test_a_new_process_that_does_not_answer(code, seconds, error, words, monkeypatch):
+    monkeypatch.setattr("basecap.testing.fresh_process.PROGRAM", code)
+    with FreshProcess() as process, pytest.raises(error, match=words):
+        process.ask([], seconds)

@@ -1,0 +1,162 @@
+"""A process that has read nothing yet computes losses of a trained model from its checkpoint.
+
+State outside the model, such as a global variable of a plugin file, is the same for every copy of the model within one
+process. In a new process it is as the plugin file begins, so losses that depend on such state differ there.
+"""
+
+import os
+import pickle
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+import torch
+from torch import Tensor
+
+from basecap.errors import BasecapError, describe_error
+from basecap.plugins import load_plugin
+from basecap.system.environment import choose_device, limit_processors
+from basecap.train.checkpoint import load_unaveraged
+
+#: What the new process runs: it imports from the same places as this one, and not from its working directory.
+PROGRAM = "import sys; sys.path[:] = {path!r}; from basecap.testing.fresh_process import answer; answer()"
+#: Bytes of GPU memory that a process needs besides twice its weights: for CUDA itself and for few windows.
+SPACE = 2 * 2**30
+
+#: Two tensors of one batch: inputs and targets.
+Batch = tuple[Tensor, Tensor]
+#: The states of the random generators of PyTorch: of the CPU, and of a GPU.
+Draws = tuple[Tensor, Tensor | None]
+
+
+class NotRunError(Exception):
+    """A test that could not run, which says nothing of the model."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredModel:
+    """Where another process finds a model: the checkpoint with its weights, and the digest of each plugin file."""
+
+    weights: Path
+    plugins: Mapping[Path, str]
+
+    def size(self) -> int:
+        """Return the bytes of the weights."""
+        return (self.weights / "model.safetensors").stat().st_size
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """What a new process computes: the losses of each batch, on a device, with the given state of random generators."""
+
+    model: StoredModel
+    device: str
+    bf16: bool
+    threads: int
+    draws: Draws
+    batches: Sequence[Batch]
+
+
+class FreshProcess:
+    """A new process, which imports PyTorch while this one works and then waits for questions."""
+
+    def __init__(self) -> None:
+        """Start it, in a session of its own: signals of the terminal are for this process."""
+        program = PROGRAM.format(path=[entry or os.getcwd() for entry in sys.path])
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", program],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+    def __enter__(self) -> "FreshProcess":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End the process, whatever it does."""
+        self._process.kill()
+        self._process.communicate()
+
+    def ask(self, questions: Sequence[Question], seconds: float) -> list[list[Tensor]]:
+        """Return the losses of each batch of each question, float64 [B, T]; it can be asked once.
+
+        Raises:
+            NotRunError: the process took more than `seconds`, was killed, found no memory, or another plugin file.
+            RuntimeError: whatever the code of the model raised.
+        """
+        for question in questions:
+            _refuse_full_memory(question)
+        late = threading.Timer(seconds, self._process.kill)
+        late.start()
+        output, _ = self._process.communicate(pickle.dumps(questions))
+        in_time = late.is_alive()
+        late.cancel()
+        if not output and not in_time:
+            raise NotRunError(f"it took more than {seconds:.0f} s")
+        if not output and self._process.returncode < 0:
+            raise NotRunError("its process was killed, possibly out of memory")
+        if not output:
+            raise RuntimeError("a new process ended without an answer")
+        found = pickle.loads(output)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+
+def _refuse_full_memory(question: Question) -> None:
+    device = torch.device(question.device)
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        needed, free = 2 * question.model.size() + SPACE, torch.cuda.mem_get_info(device)[0]
+        if free < needed:
+            raise NotRunError(f"it needs {needed / 2**30:.1f} GiB of {device}, which has {free / 2**30:.1f} free")
+
+
+def answer() -> None:
+    """Answer the questions on standard input; what a plugin prints goes nowhere."""
+    with os.fdopen(os.dup(sys.stdout.fileno()), "wb") as output:
+        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+        questions: list[Question] = pickle.load(sys.stdin.buffer)
+        found: list[list[Tensor]] | Exception
+        try:
+            found = [_losses(question) for question in questions]
+        except (BasecapError, MemoryError, torch.OutOfMemoryError) as error:
+            found = NotRunError(describe_error(error))
+        except (Exception, SystemExit) as error:  # whatever a plugin's code raises
+            found = RuntimeError(f"in a new process: {describe_error(error)}")
+        pickle.dump(found, output)
+
+
+@torch.no_grad()
+def _losses(question: Question) -> list[Tensor]:
+    device = choose_device(question.device)
+    limit_processors(question.threads, None)
+    for path, digest in question.model.plugins.items():
+        load_plugin(path, digest)
+    model = load_unaveraged(question.model.weights).to(device)
+    found = []
+    for inputs, targets in question.batches:
+        _set(question.draws, device)
+        with torch.autocast(device.type, torch.bfloat16, enabled=question.bf16):
+            losses = model.token_losses(inputs.to(device), targets.to(device))
+        found.append(losses.double().cpu())
+    return found
+
+
+def draws_of(device: torch.device) -> Draws:
+    """Return the states of the random generators for a device as they are now."""
+    return torch.get_rng_state(), torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+
+
+def _set(draws: Draws, device: torch.device) -> None:
+    torch.set_rng_state(draws[0])
+    if draws[1] is not None:
+        torch.cuda.set_rng_state(draws[1], device)
