@@ -21,18 +21,21 @@ MARKS = {
 SHAPES = tuple(MARKS)
 
 
+#: Width of the line of the reference in pixels, more than twice that of the others.
+REFERENCE_WIDTH = 4.0
 #: Dashes of lines, the next where a colour is used again.
 DASHES = ((1, 0), (6, 3), (2, 2), (8, 2, 2, 2))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Look:
-    """How an architecture is drawn in every chart: colour, mark (its Vega name) and dashes of lines."""
+    """How an architecture is drawn in every chart: colour, mark (its Vega name), dashes and width of lines."""
 
     name: str
     colour: str
     mark: str
     dash: tuple[int, ...]
+    width: float = 2.0
 
     @property
     def outline(self) -> str:
@@ -41,12 +44,13 @@ class Look:
 
 
 def looks(names: Sequence[str], reference: str) -> list[Look]:
-    """Return the look of each architecture: the reference is a black circle; no two are alike.
+    """Return the look of each architecture: the reference is a black circle on a thick line; no two are
+    alike.
 
     >>> [(look.colour, look.mark) for look in looks(["a", "b"], "a")]
     [('#1b1b1b', 'circle'), ('#0072b2', 'square')]
     """
-    found = {reference: Look(name=reference, colour=BLACK, mark=SHAPES[0], dash=DASHES[0])}
+    found = {reference: Look(name=reference, colour=BLACK, mark=SHAPES[0], dash=DASHES[0], width=REFERENCE_WIDTH)}
     for index, name in enumerate(name for name in names if name != reference):
         found[name] = Look(
             name=name,

@@ -1,14 +1,16 @@
 """The charts stay readable whatever the intervals are: what is drawn, over which range, and what its legend names."""
 
+import re
 from dataclasses import replace
 from itertools import combinations
 
 import numpy as np
 import pytest
+from vl_convert import vegalite_to_svg
 
 from basecap.analysis.results import EvaluationResults, EvaluationRow, Point, PointLosses
 from basecap.analysis.rows import DomainGap, GapPart
-from basecap.report.figures import evaluation, forest, gap_curve, parts, scatter
+from basecap.report.figures import VEGA_LITE, evaluation, forest, gap_curve, parts, scatter
 from basecap.report.palette import BLACK, COLOURS, ON_DARK
 from tests.report.made_up import TOLERANCE, gap, row, study
 
@@ -211,6 +213,32 @@ def test_the_trained_range_is_shaded_over_the_loss_that_it_is_a_range_of(mixed):
     assert [mean["between"] for mean in layers(scatter(one, "arxiv", main, enlarged=False), "point")[0][2]] == [
         "one run"
     ]
+
+
+def test_the_reference_is_seen_where_curves_coincide():
+    points = [
+        Point(
+            name=name,
+            seed=0,
+            step=1,
+            tokens=10,
+            held_out=x,
+            training=x,
+            domains={"arxiv": PointLosses(loss=x + 1, bits_per_byte=None)},
+        )
+        for name in ("a", "base")
+        for x in (3.1, 3.4, 3.6)
+    ]
+    image = vegalite_to_svg(
+        scatter(study(row("a", 0.0, 0.1), points=points), "arxiv", "held_out", enlarged=False), vl_version=VEGA_LITE
+    )
+    widths = re.findall(r'aria-roledescription="line mark".*?stroke="(#\w+)" stroke-width="([\d.]+)"', image)
+    _, (first, own), (second, other) = widths
+    assert (first, second) == (BLACK, COLOURS[0]), "the reference is drawn first, what lies on it after it"
+    assert float(own) > 2 * float(other)
+    marks = re.findall(r'aria-roledescription="point".*?d="M(\S+?),.*?" fill="(#\w+)"', image)
+    assert [colour for _, colour in marks] == [BLACK] * 3 + [COLOURS[0]] * 3
+    assert float(marks[0][0]) > 1.5 * abs(float(marks[-1][0])), "its marks are larger"
 
 
 def test_the_transition_of_the_reference_is_shaded_over_losses_and_over_tokens():

@@ -1,8 +1,17 @@
 """The figure of a declared evaluation."""
 
 from basecap.analysis.results import EvaluationResults, EvaluationRow, StudyResults, TaskResults
-from basecap.report.figures.spec import Datum, Spec, chart, layer, number, unless_picked
-from basecap.report.figures.style import colour, names_of, ref, shape, tooltip
+from basecap.report.figures.spec import Datum, Rows, Spec, chart, layer, number, unless_picked
+from basecap.report.figures.style import (
+    colour,
+    names_of,
+    point_size,
+    ref,
+    reference_first,
+    shape,
+    stroke_width,
+    tooltip,
+)
 
 #: Where a value need not be compared with zero.
 FREE: Spec = {"zero": False}
@@ -16,11 +25,8 @@ def evaluation(study: StudyResults, found: EvaluationResults, metric: str, subse
     """A declared evaluation: curves over its first axis, one for each value of its second, else a mark per subset."""
     # In a study of text a run is named after its architecture.
     architectures = {own.name: own.architecture for own in study.points} if isinstance(study, TaskResults) else {}
-    rows = [
-        _row(row, found.axes, architectures)
-        for row in found.rows
-        if row.metric == metric and subset in (None, row.subset) and row.value is not None
-    ]
+    chosen = (row for row in found.rows if row.metric == metric and subset in (None, row.subset))
+    rows = reference_first(study, [_row(row, found.axes, architectures) for row in chosen if row.value is not None])
     unit, better = found.kind_of(metric)
     title = f"{metric} ({unit}{'' if better == 'neither' else f'; {better} is better'})"
     axes = [f"axis{index}" for index in range(len(found.axes))]
@@ -33,8 +39,8 @@ def evaluation(study: StudyResults, found: EvaluationResults, metric: str, subse
         "detail": [{"field": field, "type": "nominal"} for field in ("seed", "run")],
     }
     shown = [*tooltip("run" if architectures else "name", "seed", "subset"), *named, *tooltip("value", "stderr", "n")]
-    mark = {"shape": shape(study, rows), "tooltip": shown}
-    dot = {"type": "point", "filled": True, "size": 55}
+    mark = {"shape": shape(study, rows), "size": point_size(study, 55), "tooltip": shown}
+    dot = {"type": "point", "filled": True}
     if not found.axes:
         look |= _rows_of_subsets(study, rows)
         layers = [
@@ -49,7 +55,7 @@ def evaluation(study: StudyResults, found: EvaluationResults, metric: str, subse
         look["strokeDash"] = {"field": axes[1], "type": "nominal", "legend": {"title": found.axes[1]}}
     y = number("value", title, FREE)
     layers = [
-        layer(rows, {"type": "line", "strokeWidth": 1.5}, {**look, "y": y}),
+        layer(rows, {"type": "line"}, {**look, "y": y, "strokeWidth": stroke_width(study, 1.5)}),
         layer(rows, {"type": "rule"}, {**look, "y": number("low", title, FREE), "y2": ref("high")}),
         layer(rows, dot, {**look, **mark, "y": y}),
     ]
@@ -87,7 +93,7 @@ def _row(row: EvaluationRow, axes: list[str], architectures: dict[str, str]) -> 
     }
 
 
-def _rows_of_subsets(study: StudyResults, rows: list[Datum]) -> Spec:
+def _rows_of_subsets(study: StudyResults, rows: Rows) -> Spec:
     """Return positions: a group per subset, in it a line per architecture in the order of the study."""
     order = [*names_of(study), *study.names]
     runs = sorted({row["run"] for row in rows}, key=order.index)

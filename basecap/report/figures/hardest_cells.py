@@ -3,7 +3,17 @@
 from basecap.analysis.results import TaskResults
 from basecap.report.figures.cells import axes_of
 from basecap.report.figures.spec import Spec, chart, layer, number, unless_picked
-from basecap.report.figures.style import PERCENT, SHARE, colour, ref, shape, tooltip
+from basecap.report.figures.style import (
+    PERCENT,
+    SHARE,
+    colour,
+    point_size,
+    ref,
+    reference_first,
+    shape,
+    stroke_width,
+    tooltip,
+)
 
 
 def hardest_cells(study: TaskResults, task: str) -> Spec | None:
@@ -21,12 +31,14 @@ def hardest_cells(study: TaskResults, task: str) -> Spec | None:
     values = sorted({place[along] for place in places if place[fixed] == most})
     if len(values) < 2:
         return None
-    rows = [
-        {"name": row.architecture, "place": cell.axis[along], **vars(cell.accuracy), "examples": cell.examples}
-        for row in found
-        for cell in row.cells
-        if cell.axis.get(fixed) == most
-    ]
+    cells = [(row.architecture, cell) for row in found for cell in row.cells if cell.axis.get(fixed) == most]
+    rows = reference_first(
+        study,
+        [
+            {"name": name, "place": cell.axis[along], **vars(cell.accuracy), "examples": cell.examples}
+            for name, cell in cells
+        ],
+    )
     scale = {"type": "log", "base": 2, "nice": False, "domain": [values[0] / 1.1, values[-1] * 1.1]}
 
     def y(field: str) -> Spec:
@@ -41,12 +53,13 @@ def hardest_cells(study: TaskResults, task: str) -> Spec | None:
         **look,
         "y": y("value"),
         "shape": shape(study, rows),
+        "size": point_size(study, 55),
         "tooltip": tooltip("name", "value", "low", "high", "examples"),
     }
     layers = [
         layer(rows, {"type": "rule", "strokeWidth": 1}, {**look, "y": y("low"), "y2": ref("high")}),
-        layer(rows, {"type": "line", "strokeWidth": 1.5}, {**look, "y": y("value")}),
-        layer(rows, {"type": "point", "filled": True, "size": 55}, mark),
+        layer(rows, {"type": "line"}, {**look, "y": y("value"), "strokeWidth": stroke_width(study, 1.5)}),
+        layer(rows, {"type": "point", "filled": True}, mark),
     ]
     title = {"text": f"{task}, {fixed} {most:g}", "subtitle": "own pattern, every architecture"}
     return chart(layers, width=420, height=260, title=title, pick=True)

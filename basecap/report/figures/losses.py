@@ -18,8 +18,11 @@ from basecap.report.figures.style import (
     dash,
     extent,
     names_of,
+    point_size,
     ref,
+    reference_first,
     shape,
+    stroke_width,
     tooltip,
     trained_band,
     trained_range,
@@ -147,7 +150,8 @@ def _band_line_marks(
     abscissa: str,
 ) -> list[Spec]:
     """Return a band for each architecture `drawn`, the mean as a line, and `marks`, whose x tooltips name."""
-    marked = [{**row, "between": between(row), abscissa: row["x"]} for row in marks]
+    drawn = reference_first(study, drawn)
+    marked = [{**row, "between": between(row), abscissa: row["x"]} for row in reference_first(study, marks)]
     look = {"x": x, "color": colour(study, [*drawn, *marked])}
     several = [row for row in drawn if row["runs"] > 1]
     faint = FAINT if len({row["name"] for row in drawn}) > FEW else 3 * FAINT
@@ -158,16 +162,23 @@ def _band_line_marks(
     )
     line = layer(
         drawn,
-        {"type": "line", "clip": True, "strokeWidth": 1.6},
-        {**look, "y": y("loss"), "strokeDash": dash(study, drawn), "opacity": unless_picked()},
+        {"type": "line", "clip": True},
+        {
+            **look,
+            "y": y("loss"),
+            "strokeDash": dash(study, drawn),
+            "strokeWidth": stroke_width(study, 1.6),
+            "opacity": unless_picked(),
+        },
     )
     point = layer(
         marked,
-        {"type": "point", "clip": True, "filled": True, "size": 40},
+        {"type": "point", "clip": True, "filled": True},
         {
             **look,
             "y": y("loss"),
             "shape": shape(study, marked),
+            "size": point_size(study, 40),
             "opacity": unless_picked(),
             "tooltip": tooltip("name", abscissa, "loss", "between"),
         },

@@ -6,7 +6,17 @@ from basecap.analysis.results import Point, TextResults
 from basecap.analysis.study_files import Figure
 from basecap.names import PAPER
 from basecap.report.figures.spec import Rows, Spec, chart, layer, number, published_title, unless_picked
-from basecap.report.figures.style import NATS, colour, extent, names_of, shape, size_of_points, tooltip
+from basecap.report.figures.style import (
+    NATS,
+    colour,
+    extent,
+    names_of,
+    point_size,
+    reference_first,
+    shape,
+    size_of_points,
+    tooltip,
+)
 
 
 def losses(study: TextResults, figure: Figure) -> tuple[Spec | None, Spec | None]:
@@ -40,6 +50,7 @@ def _test_loss(study: TextResults, point: Point) -> float | None:
 
 def _points(study: TextResults, rows: Rows, figure: Figure, title: str | Spec) -> Spec:
     """Draw points: ours, which have a seed, are filled. Axes without a range in the figure have that of the points."""
+    rows = reference_first(study, rows)
     tested = f"mean of {', '.join(study.ood_domains)}" if study.ood_domains else "mixed domains"
     ours = "seed" in rows[0]
     horizontal, vertical = (
@@ -51,8 +62,9 @@ def _points(study: TextResults, rows: Rows, figure: Figure, title: str | Spec) -
         "y": number("loss", f"test loss, {tested} ({NATS})", vertical),
         "color": colour(study, rows),
         "shape": shape(study, rows),
+        "size": point_size(study, size_of_points(rows)),
         "opacity": unless_picked(),
         "tooltip": tooltip(*(("name", "seed", "tokens", "x", "loss") if ours else ("name", "x", "loss"))),
     }
-    mark = {"type": "point", "clip": True, "filled": ours, "size": size_of_points(rows)}
+    mark = {"type": "point", "clip": True, "filled": ours}
     return chart([layer(rows, mark, point)], width=420, height=320, title=title, pick=True)

@@ -1,10 +1,11 @@
 """What all figures share: names, colours, marks, tooltips, and how the trained range is shaded."""
 
+import json
 from collections.abc import Callable, Sequence
 
 from basecap.analysis.results import StudyResults, TaskResults, TextResults
 from basecap.report.figures.spec import Rows, Spec, layer
-from basecap.report.palette import BLUE, DARK_GREY, Look, looks
+from basecap.report.palette import BLUE, DARK_GREY, REFERENCE_WIDTH, Look, looks
 
 NATS = "nats per token"
 #: The losses that may be the x axis of a scatter: attribute of a point -> title.
@@ -64,6 +65,28 @@ def shape(study: StudyResults, rows: Rows) -> Spec:
 def dash(study: StudyResults, rows: Rows) -> Spec:
     """Return the dashes of each architecture's line."""
     return _by_name(study, rows, [list(look.dash) for look in _looks(study)])
+
+
+def reference_first(study: StudyResults, rows: Rows) -> Rows:
+    """Return rows with those of the reference before the others, which are then drawn over it.
+
+    Its line and marks are larger, so they are seen also where curves coincide.
+    """
+    return sorted(rows, key=lambda row: row["name"] != study.reference)
+
+
+def stroke_width(study: StudyResults, others: float) -> Spec:
+    """Return the width of lines in pixels: that of the reference, and `others`."""
+    return _of_reference(study, REFERENCE_WIDTH, others)
+
+
+def point_size(study: StudyResults, others: float) -> Spec:
+    """Return the area of marks in square pixels: `others`, and a larger one of the reference."""
+    return _of_reference(study, 2.5 * others, others)
+
+
+def _of_reference(study: StudyResults, own: float, others: float) -> Spec:
+    return {"condition": {"test": f"datum.name === {json.dumps(study.reference)}", "value": own}, "value": others}
 
 
 def _looks(study: StudyResults) -> list[Look]:
