@@ -12,6 +12,7 @@ from basecap.analysis.results import StudyResults, TaskResults, TextResults
 from basecap.analysis.rows import Estimate
 from basecap.records.token_classes import CLASSES
 from basecap.report.parts_text import origin_text
+from basecap.report.published import published_numbers
 from basecap.report.scores import ScoreTable, score_table
 from basecap.report.table_rows import at_lowest, measured_on
 from basecap.system.files import replacing, safe_name
@@ -112,13 +113,15 @@ def _scores(table: ScoreTable) -> Sheet:
     """Return the table of a paper: beside each published number what these runs scored, where they did."""
     heads = ["architecture", *(["training speed here"] if table.timed else [])]
     for column in table.columns:
-        heads += [f"{column} published", *([f"{column} here", "standard error"] if table.measured else [])]
+        heads += [f"{column} published"] if table.source else []
+        heads += [f"{column} here", "standard error"] if table.measured else []
     rows: list[list[Cell]] = []
     for row in table.rows:
         cells: list[Cell] = [row.name, *([row.speed] if table.timed else [])]
         for index in range(len(table.columns)):
             own = row.measured[index] if row.measured else None
-            cells.append(row.published[index] if row.published else None)
+            if table.source:
+                cells.append(row.published[index] if row.published else None)
             if table.measured:
                 cells += [own.value, own.stderr] if own else [None, None]
         rows.append(cells)
@@ -151,9 +154,10 @@ def _tasks(study: TaskResults) -> Iterator[Sheet]:
         for cell in row.cells
     ]
     yield Sheet("cells", [*place, "cell", "accuracy", "case accuracy", "examples"], cells)
+    numbers = published_numbers(study)
     published: list[list[Cell]] = [
         [row.architecture, row.train, row.test, _cell(row.axis) or "mean", row.published, row.value, row.difference]
-        for row in (study.published.rows if study.published else ())
+        for row in (numbers.rows if numbers else ())
     ]
     yield Sheet("published", [*place, "cell", "published", "ours", "difference"], published)
 

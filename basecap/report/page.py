@@ -34,6 +34,7 @@ from basecap.report.joined_section import (
 from basecap.report.maturity_text import copies_text, direction_text, maturity_text
 from basecap.report.palette import ON_DARK, Look, looks
 from basecap.report.parts_text import origin_text, single_run_text
+from basecap.report.published import left_out_text, published_figure, published_numbers
 from basecap.report.scores import score_table
 from basecap.report.summary import summarise, titles
 from basecap.report.table_rows import at_lowest, by_architecture, capacities, final_losses, measured_on, without_null
@@ -219,6 +220,9 @@ def _environment() -> Environment:
         "by_architecture": by_architecture,
         "capacities": capacities,
         "size_text": size_text,
+        "published": published_numbers,
+        "published_figure": published_figure,
+        "left_out": left_out_text,
         "final": final_losses,
         "known_tasks": known_tasks,
         "measured_on": measured_on,

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from statistics import fmean, median
 
 from basecap.analysis.results import TextResults
-from basecap.analysis.study_files import Figure
 from basecap.report.figures.style import names_of
+from basecap.report.published import published_figure
 
 #: The column that training measures: tokens per second relative to the reference.
 SPEED = "training speed"
@@ -38,7 +38,7 @@ class ScoreRow:
 
 @dataclass(frozen=True, kw_only=True)
 class ScoreTable:
-    """The rows, the columns, and the source of published numbers, None where there are none.
+    """The rows, the columns of scores, and the source of published numbers, None where there are none.
 
     `timed` and `measured` say whether any row has a speed and a score of ours.
     """
@@ -51,9 +51,8 @@ class ScoreTable:
 
 
 def score_table(study: TextResults) -> ScoreTable | None:
-    """Return the table of the study's `figure`; None without a figure."""
-    found = study.settings.get("figure")
-    figure = Figure.model_validate(found) if found else None
+    """Return the table of the study's `figure`; None without one, or without any number to show."""
+    figure = published_figure(study)
     if figure is None or figure.kind != "scores":
         return None
     speeds = _speeds(study) if SPEED in figure.columns else {}
@@ -66,12 +65,15 @@ def score_table(study: TextResults) -> ScoreTable | None:
         )
         for name in names_of(study)
     ]
+    measured = any(one is not None for row in rows for one in row.measured)
+    if figure.published is None and not speeds and not measured:
+        return None
     return ScoreTable(
         rows=rows,
-        columns=figure.columns,
+        columns=figure.columns if figure.published or measured else [],
         source=figure.published.source if figure.published else None,
         timed=bool(speeds),
-        measured=any(one is not None for row in rows for one in row.measured),
+        measured=measured,
     )
 
 

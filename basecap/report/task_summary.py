@@ -6,6 +6,7 @@ from operator import attrgetter
 from basecap.analysis.results import RunRow, TaskResults
 from basecap.analysis.rows import Interval, grouped
 from basecap.analysis.tasks.recall_rows import AccuracyRow, ShiftRow, TrainedRow
+from basecap.report.published import published_numbers
 from basecap.report.text_summary import checks_text, edge_text, listed, mixed_data_text
 
 #: What rows are grouped by.
@@ -162,7 +163,7 @@ def _regions(study: TaskResults) -> list[str]:
 
 
 def _published(study: TaskResults) -> list[str]:
-    found = study.published
+    found = published_numbers(study)
     if found is None or not any(row.recalls for row in study.trained):  # published models recall
         return []
     pairs = [(row, row.difference) for row in found.rows if row.difference is not None]
@@ -184,7 +185,8 @@ def recall_cautions(study: TaskResults) -> list[str]:
     counting = {(row.name, row.seed) for row in study.points}
     named = [f"{run.name} (seed {run.seed}) at {run.tokens:,} tokens" for run in running]
     passed = [f"{row.name} (seed {row.seed})" for row in study.points if row.passed_over]
-    alone = [row for row in (study.published.rows if study.published else []) if row.value is None]
+    numbers = published_numbers(study)
+    alone = [row for row in (numbers.rows if numbers else []) if row.value is None]
     unmet = [f"{len(own)} of {name}" for name, own in grouped(alone, ARCHITECTURE).items()]
     return [
         *checks_text(study.failed_checks),

@@ -105,6 +105,9 @@ def test_a_matrix_has_ours_the_published_number_and_the_runs(tmp_path):
     assert (moved["ours"], moved["theirs"], moved["runs"]) == ("20.0", "paper 22.37", "3 runs")
     assert rows["b", "a"]["theirs"] == "" and rows["a", "a"]["theirs"] == "", "a published cell is not the mean"
     assert matrix(study, "unknown") is None
+    small = replace(study, scale="test")
+    assert not [sheet for sheet in sheets(small) if sheet.name == "published"]
+    assert {row["theirs"] for row in data(matrix(small, "leaning"))} == {""}, "they belong to the published size"
 
 
 def test_models_that_do_not_recall_are_not_compared_with_published_ones(tmp_path):

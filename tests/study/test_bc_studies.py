@@ -140,14 +140,16 @@ def rows_of(chart: dict) -> list[dict]:
 def test_losses_are_drawn_over_the_smoothed_training_loss(analysed: TextResults):
     figure = {"kind": "losses", "x": [1.0, 2.0], "y": [1.0, 3.0]}
     figure["published"] = {"source": "a paper", "values": {"temperature 1": [[1.5, 2.5]], "unknown": [[1.0, 1.0]]}}
-    ours, theirs = drawn(analysed, figure)
+    ours, small = drawn(analysed, figure)
+    _, theirs = drawn(replace(analysed, scale="paper"), figure)
+    assert small is None and theirs, "published points are drawn beside runs of the published size only"
     rows, names_drawn = rows_of(ours), [entry["name"] for entry in analysed.settings["architectures"]]
     assert {row["name"] for row in rows} == set(names_drawn) and len(rows) == 2 * len(names_drawn)
     point = next(point for point in analysed.points if point.name == "temperature 8")
     assert {"x": point.training, "loss": point.loss_on("code")}.items() <= next(
         row for row in rows if (row["name"], row["tokens"]) == ("temperature 8", point.tokens)
     ).items()
-    assert theirs and [(row["name"], row["x"], row["loss"]) for row in rows_of(theirs)] == [("temperature 1", 1.5, 2.5)]
+    assert [(row["name"], row["x"], row["loss"]) for row in rows_of(theirs)] == [("temperature 1", 1.5, 2.5)]
     assert theirs["title"] == {"text": "published", "subtitle": ["a paper"]} and ours["title"] == "measured here"
     for chart, paper_axes in ((ours, False), (drawn(replace(analysed, scale="paper"), figure)[0], True)):
         encoding = chart["layer"][0]["encoding"]
@@ -169,7 +171,8 @@ def test_entropies_are_drawn_over_the_temperature(analysed: TextResults):
 def test_scores_are_a_published_table_with_our_speed_beside_it(analysed: TextResults):
     figure = load_study("bc-table-3").figure.model_dump(mode="json")
     figure["published"]["values"] = {"transformer++": [1, 1, None, 49.8, 25.6, 16.2, 15.8]}
-    found = replace(analysed, settings=analysed.settings | {"figure": figure})
+    small = replace(analysed, settings=analysed.settings | {"figure": figure})
+    found = replace(small, scale="paper")
     table = score_table(found)
     assert paper(found) == {} and score_table(analysed) is None
     assert table and len(table.rows) == 7 and table.columns == figure["columns"]
@@ -180,6 +183,8 @@ def test_scores_are_a_published_table_with_our_speed_beside_it(analysed: TextRes
     assert sheet.columns[:3] == ["architecture", "training speed here", "training speed published"]
     assert sheet.rows[0] == ["transformer++", 1.0, *first.published] and len(sheet.rows) == 7
     assert not [sheet for sheet in sheets(analysed) if sheet.name == "scores"]
+    (sheet,) = [sheet for sheet in sheets(small) if sheet.name == "scores"]
+    assert sheet.columns == ["architecture", "training speed here"], "published scores are of the published size"
 
 
 def test_a_study_without_a_figure_draws_none(analysed: TextResults):

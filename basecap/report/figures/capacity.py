@@ -8,6 +8,7 @@ from basecap.report.figures.cells import axes_of, title_of
 from basecap.report.figures.spec import Spec, chart, layer, number
 from basecap.report.figures.style import PERCENT, SHARE, ref, tooltip
 from basecap.report.palette import DARK_GREY, SHAPES
+from basecap.report.published import published_numbers
 
 
 def capacity(study: TaskResults, row: AccuracyRow, axis: str) -> Spec | None:
@@ -21,9 +22,10 @@ def capacity(study: TaskResults, row: AccuracyRow, axis: str) -> Spec | None:
         return None
     others = [name for name in axes if name != axis]
     rows = [{**_place(cell.axis, axis, others), **vars(cell.accuracy), "examples": cell.examples} for cell in row.cells]
+    numbers = published_numbers(study)
     published = [
         {**_place(found.axis, axis, others), "value": found.published}
-        for found in (study.published.rows if study.published else ())
+        for found in (numbers.rows if numbers else ())
         if found.published is not None
         and set(axes) <= set(found.axis)
         and (found.architecture, found.train, found.test) == (row.architecture, row.train, row.test)

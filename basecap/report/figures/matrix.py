@@ -5,6 +5,7 @@ from basecap.analysis.rows import Interval
 from basecap.analysis.tasks.recall_rows import AccuracyRow
 from basecap.report.figures.spec import Datum, Spec, category, chart, layer
 from basecap.report.figures.style import BROKEN, SHARE_COLOUR, SHARE_INK, ref, tooltip
+from basecap.report.published import published_numbers
 
 
 def matrix(study: TaskResults, architecture: str) -> Spec | None:
@@ -12,12 +13,13 @@ def matrix(study: TaskResults, architecture: str) -> Spec | None:
 
     Below our number are the published one and the number of runs.
     """
+    found = published_numbers(study)
     published = {
         (row.train, row.test): row
-        for row in (study.published.rows if study.published else ())
+        for row in (found.rows if found else ())
         if row.architecture == architecture and not row.axis
     }
-    whole = study.published is not None and study.published.metric == "case_accuracy"
+    whole = found is not None and found.metric == "case_accuracy"
     rows = [
         _cell(row, (row.case_accuracy if whole else None) or row.accuracy, published.get((row.train, row.test)))
         for row in study.tests

@@ -7,6 +7,7 @@ from basecap.analysis.study_files import Figure
 from basecap.report.figures.paper_entropy import entropy
 from basecap.report.figures.paper_losses import losses
 from basecap.report.figures.spec import Spec
+from basecap.report.published import published_figure
 
 #: Kind of figure, as a study file names it -> the function that draws it: ours, and the published one.
 KINDS: dict[str, Callable[[TextResults, Figure], tuple[Spec | None, Spec | None]]] = {
@@ -17,11 +18,8 @@ KINDS: dict[str, Callable[[TextResults, Figure], tuple[Spec | None, Spec | None]
 
 def paper(study: TextResults) -> dict[str, Spec | None]:
     """Return the charts of the study's `figure` by name; nothing without a figure, or for a table."""
-    found = study.settings.get("figure")
-    if not found:
-        return {}
-    figure = Figure.model_validate(found)
-    if figure.kind not in KINDS:
+    figure = published_figure(study)
+    if figure is None or figure.kind not in KINDS:
         return {}
     ours, published = KINDS[figure.kind](study, figure)
     return {study.name: ours, f"{study.name}-published": published}
