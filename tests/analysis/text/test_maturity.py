@@ -209,20 +209,19 @@ def test_longer_runs_are_early_first_and_mature_later(longer):
     assert states == {300: "mature", 166: "mature", 136: "early", 91: "early"}
 
 
-def test_models_past_the_transition_get_verdicts(tmp_path):
-    """The ten models of limited-zoo after 150M tokens: one run a row, so the words are about these models."""
-    path = unpack(sorted((RESULTS / "limited-zoo-150M").glob("records-*.tar.xz")), tmp_path)
+def test_runs_of_the_reference_that_copy_late_make_a_study_early(tmp_path):
+    """Of limited-zoo after 150M tokens: two runs of the reference are past the transition, seven on average are not."""
+    archives = RESULTS / "limited-zoo-150M"
+    path = unpack([archives / "records-reference-1.tar.xz", archives / "records-mamba-2.tar.xz"], tmp_path)
+    late = [path / "runs" / f"transformer++-s{seed}" for seed in (2, 3)]
+    for run in late:
+        run.rename(tmp_path / run.name)
     (found,) = analyse([path])
-    assert found.maturity.state == "mature" and len(found.runs) == 11
-    words = {row.name: (row.verdict, row.conditional) for row in found.comparisons}
-    assert words == {
-        "transformer++ window": ("degrades", True),
-        "based": ("degrades", True),
-        "mamba-1": ("degrades", True),
-        "mamba-2": ("degrades", True),
-        "rwkv-7": ("keeps", True),
-        "deltanet": ("undecided", True),
-        "gated-deltanet": ("undecided", True),
-        "top1-chunk-exact": ("undecided", True),
-        "top1-chunk-approx": ("degrades", True),
-    }
+    assert found.maturity.state == "mature"
+    assert {row.name: row.verdict for row in found.comparisons if row.gap} == {"mamba-2": "degrades"}
+    unpack([archives / "records-reference-2.tar.xz"], tmp_path)
+    for run in late:
+        (tmp_path / run.name).rename(run)
+    (found,) = analyse([path])
+    assert found.maturity.state == "early" and found.maturity.more == pytest.approx(19e6, rel=0.05)
+    assert {row.verdict for row in found.comparisons if row.gap} == {"early"}
