@@ -17,6 +17,7 @@ import shutil
 from array import array
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -43,7 +44,7 @@ Limits = Mapping[tuple[str, Split], int | None]
 
 @dataclass(frozen=True)
 class TokenRun:
-    """Tokens of a shard, sliced like an array. The file is only open while it is read: there may be many shards."""
+    """Tokens of a shard, sliced like an array without steps. The file is open while it is read: there may be many."""
 
     path: Path
     start: int
@@ -53,7 +54,13 @@ class TokenRun:
         return self.stop - self.start
 
     def __getitem__(self, part: slice) -> np.ndarray:
-        return np.load(self.path / "tokens.npy", mmap_mode="r")[self.start : self.stop][part]
+        start, stop, _ = part.indices(len(self))
+        dtype, offset = _layout(self.path / "tokens.npy")
+        count, offset = max(0, stop - start), offset + (self.start + start) * dtype.itemsize
+        tokens = np.fromfile(self.path / "tokens.npy", dtype, count, offset=offset)
+        if len(tokens) < count:
+            raise _damaged(self.path)
+        return tokens
 
 
 @dataclass(frozen=True)
@@ -206,6 +213,15 @@ def _write_header(file: BinaryIO, dtype: np.dtype, count: int) -> None:
     """Write the header of an .npy file. `np.save` would not report a full disk."""
     header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": (count,)}
     np.lib.format.write_array_header_1_0(file, header)
+
+
+@lru_cache(maxsize=4096)
+def _layout(path: Path) -> tuple[np.dtype, int]:
+    """Return the dtype of a shard's .npy file and the offset of its data, which take longer to parse than a row."""
+    with path.open("rb") as file:
+        np.lib.format.read_magic(file)
+        _, _, dtype = np.lib.format.read_array_header_1_0(file)
+        return dtype, file.tell()
 
 
 def token_counts(path: Path) -> dict[str, int]:

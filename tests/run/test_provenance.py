@@ -1,6 +1,5 @@
 """A run goes on with what it was begun with."""
 
-import importlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -50,7 +49,9 @@ def packaged(tmp_path, monkeypatch) -> Iterator[Path]:
     ARCHITECTURES.names()
     module = install(tmp_path / "site", "0.1", PACKAGED)
     monkeypatch.syspath_prepend(module.parent)
-    importlib.import_module(module.stem)
+    monkeypatch.setattr(ARCHITECTURES, "_entry_points", ())
+    monkeypatch.setattr(ARCHITECTURES, "_discovered", False)
+    assert "packaged" in ARCHITECTURES.names()
     yield module
     del sys.modules[module.stem]
     for held in (ARCHITECTURES._entries, ARCHITECTURES._defined_by, ARCHITECTURES._modules):
