@@ -122,9 +122,9 @@ class DomainLoss(SharedEvaluation[PreparedData]):
         _batch_losses(model, context, windows, length)
 
     def batches(self, data: PreparedData, length: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield a batch of each shape in models of `length` tokens: inputs and targets, int64, -1 in padding."""
-        shapes = set()
+        """Yield inputs and targets, int64 [B, T], -1 in padding: a batch of each shape in each domain."""
         for domain in data.domains:
+            shapes = set()
             for padded, windows in self._held_out(domain, data, length).batches:
                 if (padded, len(windows)) not in shapes:
                     shapes.add((padded, len(windows)))

@@ -29,8 +29,8 @@ SPACE = 2 * 2**30
 
 #: Two tensors of one batch: inputs and targets.
 Batch = tuple[Tensor, Tensor]
-#: The states of the random generators of PyTorch: of the CPU, and of a GPU.
-Draws = tuple[Tensor, Tensor | None]
+#: The states of the random generators of PyTorch: of the CPU and, where it is used, of a GPU.
+Draws = list[Tensor]
 
 
 class NotRunError(Exception):
@@ -153,10 +153,10 @@ def _losses(question: Question) -> list[Tensor]:
 
 def draws_of(device: torch.device) -> Draws:
     """Return the states of the random generators for a device as they are now."""
-    return torch.get_rng_state(), torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+    return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
 
 
 def _set(draws: Draws, device: torch.device) -> None:
     torch.set_rng_state(draws[0])
-    if draws[1] is not None:
-        torch.cuda.set_rng_state(draws[1], device)
+    for state in draws[1:]:
+        torch.cuda.set_rng_state(state, device)

@@ -6,7 +6,7 @@ themselves: what follows a cut is replaced, and no loss before it may move.
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
@@ -34,8 +34,9 @@ BUDGET = 120.0
 #: Most tokens of a batch in a new process, and for an architecture that is built in, whose mixers the test suite proves
 #: too.
 FEW_TOKENS = 2048
-#: Passes with later tokens replaced, each with cuts of its own in every row.
-PASSES = 2
+#: Passes with later tokens replaced, each with cuts of its own in every row; more where the model draws random numbers,
+#: each with other ones.
+PASSES, DRAWS = 2, 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,19 +147,20 @@ def find_leaks_untrained(model: LanguageModel, evaluation: DomainLoss, context: 
     return find_leaks(model, evaluation, context, seed, whole=True)
 
 
-def _batches(
-    evaluation: DomainLoss, context: Context[Any], length: int, whole: bool
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield inputs and targets [B, T], shorter windows first: a batch of each shape, or few rows of each length."""
+def _batches(evaluation: DomainLoss, context: Context[Any], length: int, whole: bool) -> list[Batch]:
+    """Return inputs and targets [B, T], shorter windows first, larger batches last.
+
+    These are few rows of each length or, if `whole`, a batch of each shape, and few rows of each domain beside it.
+    """
+    found: list[Batch] = []
     seen = set()
-    for inputs, targets in sorted(evaluation.batches(context.data, length), key=lambda batch: batch[0].shape[1]):
-        if not whole:
-            rows = max(1, FEW_TOKENS // inputs.shape[1])
-            inputs, targets = inputs[:rows], targets[:rows]
-        kind = inputs.shape if whole else inputs.shape[1]
-        if kind not in seen:
-            seen.add(kind)
-            yield inputs, targets
+    for inputs, targets in evaluation.batches(context.data, length):
+        new = (inputs.shape if whole else inputs.shape[1]) not in seen
+        seen.add(inputs.shape if whole else inputs.shape[1])
+        rows = len(inputs) if whole and new else max(1, FEW_TOKENS // inputs.shape[1])
+        if whole or new:
+            found.append((inputs[:rows], targets[:rows]))
+    return sorted(found, key=lambda batch: (batch[0].shape[1], batch[0].shape[0]))
 
 
 class _Tester:
@@ -167,6 +169,8 @@ class _Tester:
     def __init__(self, model: LanguageModel, context: Context[Any], seed: int, deadline: float):
         self.model, self.context, self.seed, self.deadline = model, context, seed, deadline
         self.moved: list[float] = []
+        self._draws = 0
+        self._draws_numbers = False
         self._fresh: LanguageModel | None = None
         self._few: list[Batch] = []
         self._buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
@@ -191,7 +195,17 @@ class _Tester:
             raise LeakError("reads the targets: activations change with them")
         self._last = inputs, targets, again
         rows = max(1, FEW_TOKENS // inputs.shape[1])
-        self._few = [*self._few[:1], (inputs[:rows], targets[:rows])]
+        few = inputs[:rows], targets[:rows]
+        self._few = [*self._few[:1], few]
+        if self._draws_numbers:
+            self._test_draws(few, allowed)
+
+    def _test_draws(self, few: Batch, allowed: float) -> None:
+        """Test again with other random numbers, which may decide whether the model looks ahead."""
+        for self._draws in range(1, DRAWS + 1):
+            losses, _ = self._pass(self.model, *few)
+            self._test_future(*few, losses, allowed, f"{tuple(few[0].shape)} draws {self._draws}")
+        self._draws = 0
 
     def test_fresh(self) -> None:
         """Raise LeakError when a fresh copy of the weights gives other losses, or a row does when it is alone."""
@@ -205,7 +219,9 @@ class _Tester:
         if self._change(first, losses, everywhere) > rounding:
             raise LeakError("carries state from batch to batch: a fresh copy of its weights gives other losses")
         alone, _ = self._pass(fresh, inputs[:1], targets[:1])
-        chance, _ = self._pass(fresh, inputs, targets, other_draws=True)
+        self._draws = 1
+        chance, _ = self._pass(fresh, inputs, targets)
+        self._draws = 0
         noise = (chance - losses)[:1].abs().mean().item()  # of a model that draws random numbers
         mean = (alone - losses[:1]).abs().mean().item()
         if mean > max(rounding, 2 * noise):
@@ -251,7 +267,7 @@ class _Tester:
         if self._change(found, losses, before) > allowed and self._persists(given, changed, before, moved, allowed):
             row, position = (moved.abs() == moved.abs().max()).nonzero()[0].tolist()
             raise LeakError(
-                f"sees the future after training: of {tuple(inputs.shape)} held-out tokens, the loss at position "
+                f"sees the future in held-out text: of {tuple(inputs.shape)} tokens, the loss at position "
                 f"{position} changes by {moved.abs().max().item():.2g} nats with tokens from position "
                 f"{cuts[row].item()} on"
             )
@@ -276,7 +292,6 @@ class _Tester:
         model: LanguageModel,
         inputs: Tensor,
         targets: Tensor,
-        other_draws: bool = False,
         factor: Tensor | None = None,
     ) -> Batch:
         """Return losses, float64 [B, T], and the final activations [B, T, D].
@@ -285,7 +300,6 @@ class _Tester:
             model: what is tested.
             inputs: int64 [B, T].
             targets: int64 [B, T].
-            other_draws: whether random numbers are others than in the other passes.
             factor: multiplies the embeddings, [D].
 
         Raises:
@@ -300,9 +314,13 @@ class _Tester:
         )
         try:
             with undisturbed(self.context.device):
-                if other_draws:
-                    torch.rand(1, device=self.context.device)
+                torch.rand(
+                    self._draws, device=self.context.device
+                )  # random numbers are the same in each pass otherwise
+                before = draws_of(self.context.device)
                 losses = token_losses(model, self.context, inputs, targets)
+                after = draws_of(self.context.device)
+                self._draws_numbers |= not all(map(torch.equal, before, after))
         finally:
             handle.remove()
             scaled.remove()

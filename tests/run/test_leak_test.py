@@ -16,7 +16,7 @@ from basecap.testing.trained_model import LeakTest
 from tests.run._execute import run
 from tests.small_study import small_study
 
-FUTURE = "sees the future after training: the loss at position 3 changes"
+FUTURE = "sees the future in held-out text: the loss at position 3 changes"
 
 
 @pytest.fixture(scope="module")
