@@ -14,6 +14,7 @@ from basecap.records.token_classes import CLASSES
 from basecap.report.parts_text import origin_text
 from basecap.report.published import published_numbers
 from basecap.report.scores import ScoreTable, score_table
+from basecap.report.summary import row_text
 from basecap.report.table_rows import at_lowest, measured_on
 from basecap.system.files import replacing, safe_name
 
@@ -64,7 +65,7 @@ def _text(study: TextResults) -> Iterator[Sheet]:
     ranges: list[list[Cell]] = []
     for row in study.comparisons:
         found = row.gap
-        verdicts.append([row.name, row.verdict, found, found.tokens if found else None, row.words])
+        verdicts.append([row.name, row.verdict, found, found.tokens if found else None, row_text(row, study)])
         if found is not None:
             low, high = row.range or (None, None)
             gaps.append([row.name, found.alone, found.single, at_lowest(row), row.weighted])

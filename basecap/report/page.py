@@ -36,7 +36,7 @@ from basecap.report.palette import ON_DARK, Look, looks
 from basecap.report.parts_text import origin_text, single_run_text
 from basecap.report.published import left_out_text, published_figure, published_numbers
 from basecap.report.scores import score_table
-from basecap.report.summary import summarise, titles
+from basecap.report.summary import row_text, summarise, titles
 from basecap.report.table_rows import at_lowest, by_architecture, capacities, final_losses, measured_on, without_null
 from basecap.report.task_summary import between, known_tasks, percent, points
 from basecap.report.text_notes import notes
@@ -208,6 +208,7 @@ def _environment() -> Environment:
         "copies": copies_text,
         "direction": direction_text,
         "origin": origin_text,
+        "words": row_text,
         "single_run": single_run_text,
         "worth": worth_text,
         "worth_interval": worth_interval_text,

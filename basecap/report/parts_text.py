@@ -1,10 +1,10 @@
-"""Where gaps come from, in words: the class of tokens that carries most of a gap."""
+"""Where gaps come from, in words: the domain, and the class of tokens, that carries most of a gap."""
 
 from basecap.analysis.results import TextResults
 from basecap.analysis.rows import GapPart, Row
 from basecap.analysis.text.maturity import PAST
 from basecap.records.token_classes import COPIED, MISLED, NEW
-from basecap.report.text_summary import gap_text
+from basecap.report.text_summary import gap_text, listed
 
 #: Class of tokens -> which tokens these are.
 TOKENS = {
@@ -20,8 +20,25 @@ MEANINGS = {
 }
 #: The same while the reference learns to copy: who copies more then may only have learned it earlier.
 EARLY = MEANINGS | {COPIED: ("copies later", "copies earlier")}
-#: A class carries most of a gap from this share on of all parts' sizes together.
+#: A domain or a class carries most of a gap from this share on of all parts' sizes together.
 MOST = 2 / 3
+
+
+def carried_text(study: TextResults) -> str:
+    """Return a sentence on the gaps that lie mostly in one unseen domain, "" where there are none."""
+    found = [f"{row.name} ({words})" for row in study.comparisons if study.ood_domains and (words := _carried(row))]
+    return f"One domain carries most of the gap of {listed(found)}." if found else ""
+
+
+def _carried(row: Row) -> str:
+    """Return the gaps of a row by domain, first the one that carries most of it; "" where none surely does."""
+    if row.gap is None or len(row.domains) < 2:
+        return ""
+    first, *others = sorted(row.domains, key=lambda part: -abs(part.value))
+    same_side = first.value * row.gap.value > 0 and (first.low > 0 or first.high < 0)
+    if not same_side or abs(first.value) < MOST * sum(abs(part.value) for part in row.domains):
+        return ""
+    return f"{first.domain} {gap_text(first)}; {', '.join(f'{part.domain} {gap_text(part)}' for part in others)}"
 
 
 def origin_text(row: Row, study: TextResults) -> str:

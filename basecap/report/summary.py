@@ -5,9 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from basecap.analysis.results import StudyResults, TaskResults, TextResults
+from basecap.analysis.rows import Row
 from basecap.analysis.text.reasons import TEST_SCALE
 from basecap.names import TEST, at_scale
 from basecap.report.controls import controls_text
+from basecap.report.parts_text import carried_text
 from basecap.report.task_summary import recall_cautions, recall_headline, recall_question, recall_reasons
 from basecap.report.text_summary import (
     added_after_a_table,
@@ -62,14 +64,21 @@ def _text(study: TextResults) -> Summary:
         unfinished(study),
         *remarks(study),
     ]
+    advice_is_idle = study.scale == TEST and bool(study.points)
     needed = "do not need it" if study.ood_domains else "at equal training loss need it"
     return Summary(
         question=question(study),
-        headline=TEST_SCALE if _is_test(study) else headline(study),
-        reasons=[*reasons(study), *controls_text(study), *_untrained(study)],
+        headline=TEST_SCALE if _is_test(study) else f"{headline(study)} {carried_text(study)}".strip(),
+        reasons=[*([] if advice_is_idle else [*reasons(study), *controls_text(study)]), *_untrained(study)],
         cautions=[sentence for sentence in (*cautions, _without_log(study, f"gaps {needed}")) if sentence],
         rates=rates_text(study.sweep, "held-out text of the training domains"),
     )
+
+
+def row_text(row: Row, study: TextResults) -> str:
+    """Return what is said of a row: no advice that its scale cannot follow."""
+    ran = any(point.name == row.name for point in study.points)
+    return TEST_SCALE if study.scale == TEST and ran and row.gap is None else row.words
 
 
 def _is_test(study: TextResults) -> bool:

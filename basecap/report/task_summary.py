@@ -6,6 +6,7 @@ from operator import attrgetter
 from basecap.analysis.results import RunRow, TaskResults
 from basecap.analysis.rows import Interval, grouped
 from basecap.analysis.tasks.recall_rows import AccuracyRow, ShiftRow, TrainedRow
+from basecap.names import TEST
 from basecap.report.published import published_numbers
 from basecap.report.text_summary import checks_text, edge_text, listed, mixed_data_text
 
@@ -190,7 +191,7 @@ def recall_cautions(study: TaskResults) -> list[str]:
     unmet = [f"{len(own)} of {name}" for name, own in grouped(alone, ARCHITECTURE).items()]
     return [
         *checks_text(study.failed_checks),
-        *([SINGLE] if single else []),
+        *([SINGLE] if single and study.scale != TEST else []),
         *([f"Not finished: {', '.join(named)}. {_shown(running, counting)}"] if running else []),
         *([f"{PASSED_OVER}: {listed(passed)}."] if passed else []),
         *([f"Not measured: {listed(study.waiting)}."] if study.waiting and study.trained else []),

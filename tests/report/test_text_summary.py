@@ -3,13 +3,13 @@
 from dataclasses import replace
 
 from basecap.analysis.results import Overlap, Point, SweepRow
-from basecap.analysis.rows import CopyingShares, Direction, GapPart, Interval, LeftOut
+from basecap.analysis.rows import CopyingShares, Direction, DomainGap, GapPart, Interval, LeftOut
 from basecap.analysis.sequential import AddedRuns, Looks
 from basecap.records.token_classes import CLASSES
 from basecap.report.controls import controls_text
 from basecap.report.maturity_text import copies_text, direction_text, maturity_text
-from basecap.report.parts_text import origin_text
-from basecap.report.summary import summarise
+from basecap.report.parts_text import carried_text, origin_text
+from basecap.report.summary import row_text, summarise
 from basecap.report.text_notes import notes
 from basecap.report.text_summary import (
     EDGE,
@@ -57,8 +57,14 @@ def test_what_the_reference_lacks_is_said_once_for_all_rows():
 
 def test_the_scale_of_a_few_steps_asks_for_no_more_evaluation_points():
     point = Point(name="base", seed=0, step=1, tokens=1, training=None, held_out=None, domains={})
-    found = study(without_gap("a", "undecided", "the reference has 2 evaluation points"), scale="test", points=[point])
-    assert summarise(found).headline == "Scale test shows that the study runs; it is too small for verdicts."
+    few = without_gap("a", "undecided", "the reference has 2 evaluation points: evaluate more often")
+    behind = without_gap("b", "behind", "its loss is high; train about 3 million more tokens")
+    points = [point, replace(point, name="a"), replace(point, name="b")]
+    found = study(few, behind, scale="test", points=points, runs=[run_row(name, 0) for name in ("base", "a", "b")])
+    sentence = "Scale test shows that the study runs; it is too small for verdicts."
+    assert summarise(found).headline == sentence and not summarise(found).reasons
+    assert [row_text(one, found) for one in (few, behind)] == [sentence, sentence]
+    assert row_text(few, study(few, points=points)) == few.words, "another scale can follow the advice"
     assert summarise(replace(found, points=[])).headline.startswith("Nothing can be compared with base yet")
 
 
@@ -326,6 +332,19 @@ def divided(values: tuple[float, ...], half: float | None = 0.01):
         for name, value in zip(CLASSES, values, strict=True)
     ]
     return replace(row("a", whole, 0.1), parts=tuple(parts))
+
+
+def test_a_domain_that_carries_most_of_a_gap_is_named_in_the_headline():
+    def by_domain(name: str, first: float, second: float, half: float = 0.01):
+        gaps = ((domain, gap(value, half)) for domain, value in zip(("c", "python"), (first, second), strict=True))
+        domains = tuple(DomainGap(domain=domain, **vars(found)) for domain, found in gaps)
+        return replace(row(name, (first + second) / 2, 0.1, "keeps"), domains=domains)
+
+    found = study(by_domain("a", -0.199, 0.004), by_domain("b", 0.2, 0.15), by_domain("d", 0.01, 0.3))
+    said = "One domain carries most of the gap of a (c -0.199; python +0.004) and d (python +0.300; c +0.010)."
+    assert summarise(found).headline.endswith(f" {said}")
+    for other in (by_domain("a", 0.2, 0.19), by_domain("a", 0.2, 0.0, half=0.3), by_domain("a", -0.2, 0.19)):
+        assert carried_text(study(other)) == "", "even, or not surely so, or on both sides"
 
 
 def test_a_class_that_carries_most_of_a_gap_is_named():
