@@ -5,7 +5,8 @@ import sys
 
 SCRIPT = """
 import importlib, pkgutil, sys
-for missing in ("triton", "numba", "fla", "transformers", "datasets", "pyarrow", "lm_eval", "pytest", "hypothesis"):
+absent = "triton numba fla transformers datasets pyarrow lm_eval ray pytest hypothesis"
+for missing in absent.split():
     sys.modules[missing] = None
 import basecap
 kernels = ("kernels", "launch", "library", "marks")  # marks are for pytest

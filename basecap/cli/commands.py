@@ -26,6 +26,7 @@ from basecap.cli.options import (
     Out,
     PerDevice,
     Plugins,
+    RaySettings,
     RunsPerDevice,
     Scale,
     Settings,
@@ -100,6 +101,7 @@ def run(
     per_device: RunsPerDevice = "1",
     executor: ExecutorName = "local",
     slurm: SlurmSettings = None,
+    ray: RaySettings = None,
     allow_unproved: Annotated[
         bool, typer.Option("--allow-unproved", help="also train mixers that are not proved to see no future")
     ] = False,
@@ -114,7 +116,7 @@ def run(
     from basecap.study.config import load_study, select, with_named
 
     load_plugins(plugin)
-    tuned = executor_settings(executor, {"slurm": slurm})
+    tuned = executor_settings(executor, {"slurm": slurm, "ray": ray})
     config = with_named(load_study(study, settings, scale), only)
     chosen = select(config, only)
     most = seed_limit(config, until_decided, max_seeds)
@@ -146,8 +148,7 @@ def run(
     failed = [name for name in failures if name in asked]
     failed += [info.name for info in infos if info.status == "failed"]  # runs of a sweep are not in the report
     if failed:
-        count = len(set(failed))
-        typer.echo(f"architectures that failed: {count}; the reasons are above and in the report.", err=True)
+        typer.echo(f"architectures that failed: {len(set(failed))}; the reasons are above and in the report.", err=True)
         raise typer.Exit(1)
 
 

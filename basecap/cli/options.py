@@ -73,7 +73,9 @@ RunsPerDevice = Annotated[
 ]
 ExecutorName = Annotated[
     str,
-    typer.Option("--executor", metavar="NAME", help="what runs the jobs: local, in-process, slurm or that of a plugin"),
+    typer.Option(
+        "--executor", metavar="NAME", help="what runs the jobs: local, in-process, slurm, ray or that of a plugin"
+    ),
 ]
 SlurmSettings = Annotated[
     str | None,
@@ -81,6 +83,14 @@ SlurmSettings = Annotated[
         "--slurm",
         metavar="OPTIONS",
         help="options of sbatch for --executor slurm, such as 'partition=gpu, gres=gpu:4, time=4:00:00'",
+    ),
+]
+RaySettings = Annotated[
+    str | None,
+    typer.Option(
+        "--ray",
+        metavar="OPTIONS",
+        help="options of --executor ray: address, cpus, gpus, retries, records; such as 'address=auto, gpus=0.5'",
     ),
 ]
 LongLength = Annotated[

@@ -115,7 +115,7 @@ class LocalExecutor(Executor):
             try:
                 infos[run.label] = future.result()
             except WorkerKilled:
-                infos[run.label] = _record_killed(run, self.runtime)
+                infos[run.label] = record_killed(run, self.runtime, KILLED)
         return infos
 
     def evaluate(
@@ -129,12 +129,13 @@ class LocalExecutor(Executor):
                 yield point, dict.fromkeys(point.evaluations, JobFailure(message=f"{KILLED}."))
 
 
-def _record_killed(run: RunSpec, runtime: Runtime) -> RunInfo:
+def record_killed(run: RunSpec, runtime: Runtime, why: str) -> RunInfo:
+    """Record, log and return that a run failed whose process is gone, unless it was finished before that."""
     records = runtime.run_records(run)
     info = records.info() or starting_info(records, run, runtime.device)
     if info.finished:  # killed after it recorded that and before it answered
         return info
-    info = info.failed(f"{KILLED}; the run resumes from its last checkpoint.")
+    info = info.failed(f"{why}; the run resumes from its last checkpoint.")
     records.write_info(info)
     runtime.log(f"{run.label} failed: {info.message}")
     return info

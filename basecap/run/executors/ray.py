@@ -1,0 +1,299 @@
+"""Executor `ray`: jobs run as tasks of a Ray cluster, each with processors and a share of a GPU.
+
+Options of `--ray`:
+
+    address   HOST:PORT of a running cluster, or auto for the one that this machine belongs to; without it the cluster
+              of Ray's own RAY_ADDRESS, else Ray is started on this machine alone and ends with the command
+    cpus      processors of a task; 1 by default
+    gpus      GPUs of a task, such as 0.5 for two tasks on each; by default 1 divided by --per-device where the cluster
+              has GPUs and --device is not cpu
+    retries   how often a task is tried again whose node or process was lost; 3 by default
+    records   shared where all nodes see the study's directory, the default; returned where records, checkpoints and
+              prepared text travel through Ray
+"""
+
+import contextlib
+import logging
+import os
+import pickle
+import signal
+import socket
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, cast
+
+from basecap.errors import ConfigError, Interrupted, describe_error, nearest
+from basecap.plan.runs import RunSpec
+from basecap.records import RunInfo, RunRecords
+from basecap.run.evaluation_job import StoredPoint
+from basecap.run.executors import _ray_tasks
+from basecap.run.executors._contract import Executor, executor
+from basecap.run.executors._packages import pack, put
+from basecap.run.executors._ray_tasks import Answer, Errand
+from basecap.run.executors.local import record_killed
+from basecap.run.jobs import Execution, JobFailure, Runtime
+from basecap.run.resources import Resources
+from basecap.train.interruption import SIGNALS, deferred
+
+#: Seconds between two looks at whether a signal came while tasks run.
+POLL = 0.5
+#: Seconds until an address that does not answer is refused.
+PATIENCE = 5.0
+#: Why a job failed whose task was lost.
+LOST = "its process was killed, possibly out of memory, or its node was lost, each time that it was tried"
+#: Files of a study that its runs read.
+READ = ("study.yaml", "environment.json", "declarations.json", "lock", "data")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RayOptions:
+    """The options of `--ray`, see above; `gpus` is None where the cluster decides."""
+
+    address: str | None = None
+    cpus: float = 1.0
+    gpus: float | None = None
+    retries: int = 3
+    records: Literal["shared", "returned"] = "shared"
+
+    @classmethod
+    def of(cls, on: Resources) -> "RayOptions":
+        """Read the settings of `on`; raises ConfigError."""
+        read: dict[str, Callable[[str], Any]] = {
+            "address": _address,
+            "cpus": lambda text: _number(text, 0.01),
+            "gpus": lambda text: _number(text, 0.0),
+            "retries": lambda text: int(_number(text, 0.0)),
+            "records": _records,
+        }
+        if on.per_device == "auto":
+            raise ConfigError("--per-device auto is for GPUs of this machine; give executor ray a number.")
+        found = {}
+        for name, text in on.settings.items():
+            if name not in read:
+                raise ConfigError(f"--ray has no option {name!r}: {nearest(name, read)}")
+            try:
+                found[name] = read[name](text)
+            except ValueError as error:
+                raise ConfigError(f"--ray {name}={text}: {error}.") from error
+        return cls(**found)
+
+
+def _number(text: str, least: float) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not least <= value < float("inf"):
+        raise ValueError(f"give a number of at least {least:g}")
+    return value
+
+
+def _address(text: str) -> str:
+    host, _, port = text.rpartition(":")
+    if text != "auto" and (not port.isdecimal() or not host or "/" in host):
+        raise ValueError("give HOST:PORT of the head node, or auto")
+    return text
+
+
+def _records(text: str) -> str:
+    if text not in ("shared", "returned"):
+        raise ValueError("give shared or returned")
+    return text
+
+
+@executor("ray", remote=True)
+class RayExecutor(Executor):
+    """Does jobs as tasks of a Ray cluster. A task whose node is lost runs again on another one.
+
+    A context that is left because of a signal cancels the tasks and waits for their checkpoints.
+    """
+
+    def __init__(self, execution: Execution, runtime: Runtime, devices: Sequence[str]):
+        """Read the options; raises ConfigError. Ray is imported, and the cluster joined, with the first job."""
+        self.options = RayOptions.of(execution.on)
+        self.execution = execution
+        self.runtime = runtime
+        self.key = uuid.uuid4().hex
+        self._held = contextlib.ExitStack()
+        self._running: dict[Any, Errand] = {}
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Cancel what runs, wait for it, and leave the cluster."""
+        with self._held:
+            for task in self._running:
+                self.ray.cancel(task)
+            for task, errand in [*self._running.items()]:
+                with contextlib.suppress(Exception):  # there is an error already
+                    self._answer(task, errand)
+
+    @cached_property
+    def ray(self) -> Any:
+        """The module, after it has joined the cluster."""
+        return self._held.enter_context(_joined(self.options.address))
+
+    @cached_property
+    def gpus(self) -> float:
+        """GPUs of a task."""
+        on, options = self.execution.on, self.options
+        per_device = cast(int, on.per_device)
+        has = self.ray.cluster_resources().get("GPU", 0) > 0
+        found = options.gpus if options.gpus is not None else (1 / per_device if has and on.device != "cpu" else 0.0)
+        if on.device not in (None, "cpu", "cuda"):
+            raise ConfigError(f"Ray chooses the GPU of each task; leave out --device {on.device}.")
+        if not found and (on.device == "cuda" or per_device > 1):
+            what = "--device cuda" if on.device == "cuda" else "--per-device"
+            raise ConfigError(f"{what} is for GPUs, and the tasks take no GPU; set --ray gpus=N, or leave it out.")
+        return found
+
+    @cached_property
+    def _shared(self) -> Execution:
+        """What all tasks share."""
+        device = self.execution.on.device or ("cuda" if self.gpus else "cpu")
+        processors = max(1, int(self.options.cpus))
+        return replace(
+            self.execution,
+            out=self.execution.out.absolute(),
+            device=device,
+            plugins={path.absolute(): digest for path, digest in self.execution.plugins.items()},
+            threads=1 if device == "cuda" else processors,
+            compilers=processors,
+        )
+
+    def attempt(self, runs: Sequence[RunSpec]) -> Iterator[tuple[RunSpec, JobFailure | None]]:
+        """Try runs, see `basecap.run.trial`."""
+        for number, answer in self._run(_ray_tasks.attempt, runs, [""] * len(runs)):
+            yield runs[number], JobFailure(message=f"{LOST}.") if answer is None else answer.result
+
+    def train(self, runs: Sequence[RunSpec]) -> list[RunInfo]:
+        """Return each run's info; raises Interrupted when a signal came, after each task wrote a checkpoint."""
+        held = {run.label: self.runtime.run_records(run).info() for run in runs}
+        infos = {label: info for label, info in held.items() if info is not None and info.finished}
+        waiting = [run for run in runs if run.label not in infos]
+        for number, answer in self._run(_ray_tasks.train, waiting, [self._below(run) for run in waiting]):
+            run = waiting[number]
+            infos[run.label] = record_killed(run, self.runtime, LOST) if answer is None else answer.result
+        return [infos[run.label] for run in runs]
+
+    def evaluate(
+        self, points: Sequence[StoredPoint], show: Callable[[str], None]
+    ) -> Iterator[tuple[StoredPoint, Mapping[str, JobFailure]]]:
+        """Evaluate stored weights; yield each point with the evaluations that failed.
+
+        The points of a run are one task, as no two machines may append to the same file.
+        """
+        of_run: dict[str, list[StoredPoint]] = {}
+        for point in points:
+            of_run.setdefault(self._below(point.run), []).append(point)
+        groups, out = [*of_run.values()], self.runtime.records.path
+        sent = [
+            [replace(point, weights=point.weights and point.weights.relative_to(out)) for point in group]
+            for group in groups
+        ]
+        for number, answer in self._run(_ray_tasks.evaluate, sent, [*of_run]):
+            lost = [dict.fromkeys(point.evaluations, JobFailure(message=f"{LOST}.")) for point in groups[number]]
+            yield from zip(groups[number], lost if answer is None else answer.result, strict=True)
+
+    def _below(self, run: RunSpec) -> str:
+        """Return the directory of a run below that of the study."""
+        return str(self.runtime.run_records(run).path.relative_to(self.runtime.records.path))
+
+    def _run(
+        self, job: Callable[..., Any], items: Sequence[Any], runs: Sequence[str]
+    ) -> Iterator[tuple[int, Answer | None]]:
+        """Yield the number of each item with the answer of its task, None for a lost one, as they end.
+
+        Args:
+            job: a function of `_ray_tasks`.
+            items: what it is called with.
+            runs: directory of the run that each writes to, "" where it writes to none.
+        """
+        if not items:
+            return
+        ray, out, returned = self.ray, self.runtime.records.path, self.options.records == "returned"
+        resources = {"num_cpus": self.options.cpus, "num_gpus": self.gpus}
+        self._note_waiting(resources)
+        task = ray.remote(_ray_tasks.perform).options(max_retries=self.options.retries, **resources)
+        study = ray.put(pack(out, READ)) if returned else None
+        numbers = {}
+        for number, (item, run) in enumerate(zip(items, runs, strict=True)):
+            errand = Errand(key=self.key, execution=self._shared, directory=Path.cwd(), job=job, item=item, run=run)
+            files = pack(out / run, os.listdir(out / run)) if returned and run and (out / run).exists() else None
+            started = task.remote(pickle.dumps(errand), study, files)
+            self._running[started], numbers[started] = errand, number
+        while self._running:
+            with deferred():  # no answer is lost to a signal
+                ended = ray.wait([*self._running], timeout=POLL)[0]
+                answers = [(numbers[task], self._answer(task, self._running[task])) for task in ended]
+            if any(answer is not None and answer.stopped for _, answer in answers):
+                raise Interrupted(signal.SIGINT)  # cancelled by someone else
+            yield from answers
+
+    def _answer(self, task: Any, errand: Errand) -> Answer | None:
+        """Return the answer of a task, waiting for it, and write the files that came back; None for a lost one."""
+        errors = self.ray.exceptions
+        try:
+            answer: Answer = pickle.loads(self.ray.get(task))
+        except errors.RayTaskError as error:
+            raise error.cause from None
+        except errors.TaskCancelledError:  # before it began
+            return Answer(stopped=True)
+        except errors.RayError:
+            return None
+        finally:
+            del self._running[task]
+        if answer.package is not None:
+            out = self.runtime.records.path
+            records = RunRecords(out / errand.run, self.runtime.records.place)
+            records.refuse_left()
+            put(answer.package, records.path, out, all_of_it=errand.job is _ray_tasks.train)
+        return answer
+
+    def _note_waiting(self, resources: Mapping[str, float]) -> None:
+        """Log where no node has room for a task: a cluster may start one, else the tasks wait for ever."""
+        nodes = [node["Resources"] for node in self.ray.nodes() if node["Alive"]]
+        cpus, gpus = resources["num_cpus"], resources["num_gpus"]
+        if not any(node.get("CPU", 0) >= cpus and node.get("GPU", 0) >= gpus for node in nodes):
+            self.runtime.log(
+                f"No node of the Ray cluster has {cpus:g} CPUs and {gpus:g} GPUs: tasks wait for one. Lower them with "
+                "--ray cpus=N, gpus=N, or press Ctrl-C."
+            )
+
+
+@contextlib.contextmanager
+def _joined(address: str | None) -> Iterator[Any]:
+    """Yield the module `ray` within a cluster, which is left at the end; a local one ends then.
+
+    Raises:
+        ConfigError: Ray is not installed, or no cluster answers.
+    """
+    try:
+        import ray
+    except ImportError as error:
+        raise ConfigError("executor ray needs Ray; pip install 'basecap[ray]'.") from error
+    if ray.is_initialized():
+        yield ray
+        return
+    handlers = {number: signal.getsignal(number) for number in SIGNALS}
+    try:
+        if address is not None and ":" in address:  # Ray itself would try for half a minute
+            host, _, port = address.rpartition(":")
+            socket.create_connection((host, int(port)), PATIENCE).close()
+        ray.init(address=address, logging_level=logging.WARNING, include_dashboard=False)
+    except (OSError, RuntimeError, ValueError) as error:  # ConnectionError is an OSError
+        raise ConfigError(
+            f"no Ray cluster answers at {address or 'RAY_ADDRESS'} ({describe_error(error)}); start Ray here "
+            "with `ray start`, or leave out address."
+        ) from error
+    finally:
+        for number, handler in handlers.items():  # Ray replaces that of SIGTERM
+            signal.signal(number, handler)
+    try:
+        yield ray
+    finally:
+        ray.shutdown()

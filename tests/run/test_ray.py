@@ -1,0 +1,180 @@
+"""Executor ray on a cluster of two nodes on this machine: a lost node, Ctrl-C, records that come back."""
+
+import json
+import os
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from basecap.analysis import analyse
+from basecap.analysis.results import to_json
+from basecap.errors import ConfigError, Interrupted
+from basecap.records import StudyRecords
+from basecap.run.execute import execute
+from basecap.run.executors import Resources
+from basecap.run.executors._packages import pack, put
+from basecap.run.executors.ray import RayOptions
+from basecap.study.config import load_study, select
+from tests import conftest
+from tests.small_study import small_study
+
+pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::FutureWarning")
+
+#: Runs that take long enough to be lost in the middle.
+LONG = {"tokens": 20_480, "eval_every": 10_240, "checkpoint_every": 2560}
+#: What results.json says of the time of a run.
+TIMES = ("seconds", "tokens_per_s", "evaluating")
+
+
+def run(file: Path, out: Path, on: Resources) -> list[str]:
+    config, said = load_study(str(file)), []
+    infos = execute(config, out, only=select(config, []), on=on, plugins=(), log=said.append)
+    assert [info.status for info in infos] == ["finished"] * 2
+    return said
+
+
+def results(out: Path) -> dict[str, Any]:
+    """Write results.json; return its content without times."""
+    StudyRecords(out).write_results(to_json(analyse([out])))
+    found = json.loads((out / "results.json").read_text())
+    for row in found["studies"][0]["runs"]:
+        assert all(row.pop(name) > 0 for name in TIMES)
+    return found
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("ray")
+    study = small_study(path / "text")
+    study["train"] |= LONG
+    (path / "tiny.yaml").write_text(yaml.safe_dump(study))
+    return path / "tiny.yaml"
+
+
+@pytest.fixture(scope="module")
+def local(file) -> dict[str, Any]:
+    out = file.parent / "local"
+    run(file, out, Resources(device="cpu"))
+    return results(out)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    cluster_utils = pytest.importorskip("ray.cluster_utils")
+    quick = {"health_check_period_ms": 500, "health_check_failure_threshold": 5, "health_check_initial_delay_ms": 0}
+    head = {"num_cpus": 0, "include_dashboard": False, "_system_config": quick}
+    found = cluster_utils.Cluster(initialize_head=True, head_node_args=head)
+    for _ in range(2):
+        found.add_node(num_cpus=1, num_gpus=1)
+    with pytest.MonkeyPatch.context() as patched:  # Ray takes this machine's own address, not that of the loopback
+        patched.setattr(conftest, "LOCAL", (*conftest.LOCAL, found.address.rpartition(":")[0]))
+        yield found
+    found.shutdown()
+
+
+def wait_until(true: Callable[[], bool], seconds: float = 120.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def in_training(out: Path) -> list[str]:
+    """Return the directories of the runs that have trained past their first checkpoint and are not finished."""
+    found = [run for run in StudyRecords(out).runs() if not run.finished]
+    return [run.path.name for run in found if len(run.metrics()) > 12]
+
+
+def test_a_lost_node_costs_nothing_and_the_numbers_are_those_of_a_local_run(file, local, cluster):
+    """Each node has a GPU by name, of which a task takes half, and one processor: two runs train at a time."""
+    out, lost = file.parent / "ray", []
+
+    def lose_a_node() -> None:
+        wait_until(lambda: len(in_training(out)) == 2)
+        lost.extend(in_training(out))
+        node = cluster.list_all_nodes()[-1]
+        workers = children(node.all_processes["raylet"][0].process.pid)
+        cluster.remove_node(node, allow_graceful=False)
+        for worker in workers:  # they would notice within a second
+            os.kill(worker, signal.SIGKILL)
+
+    thread = threading.Thread(target=lose_a_node)
+    thread.start()
+    settings = {"address": cluster.address, "gpus": "0.5"}
+    run(file, out, Resources(device="cpu", executor="ray", settings=settings))
+    thread.join()
+    assert len(lost) == 2 and len(cluster.list_all_nodes()) == 2
+    assert results(out) == local
+
+
+def children(pid: int) -> list[int]:
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return [int(child) for task in tasks for child in (task / "children").read_text().split()]
+
+
+def test_an_interrupted_command_resumes_with_the_records_that_came_back(file, local, cluster):
+    """The tasks work in directories of their own: neither node sees that of the study."""
+    out = file.parent / "returned"
+    settings = {"address": cluster.address, "records": "returned"}
+    on = Resources(device="cpu", executor="ray", settings=settings)
+
+    def at_work() -> bool:
+        found = Path(tempfile.gettempdir()).glob("basecap-*/runs/*/metrics.jsonl")
+        return any(len(path.read_text().splitlines()) > 12 for path in found)
+
+    def interrupt() -> None:
+        wait_until(at_work)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(Interrupted, match="run the same command again to resume"):
+        run(file, out, on)
+    thread.join()
+    stopped = in_training(out)
+    assert stopped and all((out / "runs" / name / "resume").is_dir() for name in stopped)
+    run(file, out, on)
+    assert results(out) == local
+
+
+@pytest.mark.parametrize(
+    ("settings", "per_device", "words"),
+    [
+        ({"adress": "auto"}, 1, "--ray has no option 'adress': did you mean 'address'?"),
+        ({"cpus": "none"}, 1, r"--ray cpus=none: give a number of at least 0\.01\."),
+        ({"address": "ray://there:1"}, 1, "give HOST:PORT of the head node, or auto"),
+        ({"records": "back"}, 1, "give shared or returned"),
+        ({}, "auto", "--per-device auto is for GPUs of this machine; give executor ray a number"),
+    ],
+)
+def test_options_are_refused_in_a_sentence(settings, per_device, words):
+    with pytest.raises(ConfigError, match=words):
+        RayOptions.of(Resources(executor="ray", per_device=per_device, settings=settings))
+
+
+def test_a_cluster_that_does_not_answer_is_named(study_file, tmp_path):
+    settings = {"address": "127.0.0.1:1"}
+    with pytest.raises(ConfigError, match=r"no Ray cluster answers at 127\.0\.0\.1:1 .*; start Ray on this machine"):
+        run(study_file, tmp_path / "out", Resources(device="cpu", executor="ray", settings=settings))
+
+
+def test_an_evaluation_brings_back_records_and_leaves_weights_alone(tmp_path):
+    run_directory, held = tmp_path / "run", tmp_path / "held"
+    for name, content in {"evals.jsonl": "two rows", "resume/step-1/state.json": "same", "old/gone": ""}.items():
+        (run_directory / name).parent.mkdir(parents=True, exist_ok=True)
+        (run_directory / name).write_text(content)
+    put(pack(run_directory, ["evals.jsonl", "resume", "old"]), held, tmp_path, all_of_it=True)
+    (run_directory / "evals.jsonl").write_text("three rows")
+    put(pack(run_directory, ["evals.jsonl", "missing"]), held, tmp_path, all_of_it=False)
+    assert (held / "evals.jsonl").read_text() == "three rows" and (held / "old" / "gone").exists()
+    put(pack(run_directory, ["evals.jsonl", "resume"]), held, tmp_path, all_of_it=True)
+    assert (held / "resume" / "step-1" / "state.json").read_text() == "same" and not (held / "old").exists()
+    assert {path.name for path in tmp_path.iterdir()} == {"run", "held"}
