@@ -11,6 +11,7 @@ from basecap.evals._contract import (
     build_evaluation,
     evaluation,
 )
+from basecap.evals._passes import padded_lengths, token_losses
 
 __all__ = [
     "EVALUATIONS",
@@ -22,4 +23,6 @@ __all__ = [
     "SharedEvaluation",
     "build_evaluation",
     "evaluation",
+    "padded_lengths",
+    "token_losses",
 ]

@@ -6,6 +6,7 @@ import torch
 from basecap.data import PreparedData
 from basecap.data.sources import Split
 from basecap.evals._contract import Context
+from basecap.evals._passes import token_losses
 from basecap.models.language_model import LanguageModel
 
 
@@ -26,10 +27,8 @@ def losses_of(
     targets, size, found = torch.from_numpy(rows), max(1, tokens_per_batch // rows.shape[1]), []
     for first in range(0, len(rows), size):
         part = slice(first, first + size)
-        with torch.no_grad(), context.autocast():
-            losses = model.token_losses(inputs[part].to(context.device), targets[part].to(context.device))
-        found.append(losses.double().cpu().numpy())
-    return np.concatenate(found)
+        found.append(token_losses(model, context, inputs[part], targets[part], tokens_per_batch))
+    return torch.cat(found).cpu().numpy()
 
 
 def largest_batch(length: int, tokens_per_batch: int) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -15,13 +16,11 @@ from basecap.data import DocumentSet, PreparedData, Tokenizer
 from basecap.data.config import Count
 from basecap.errors import DataError
 from basecap.evals._contract import Context, EvaluationConfig, Measurement, Outcome, SharedEvaluation, evaluation
+from basecap.evals._passes import padded_lengths, pass_lengths, token_losses
 from basecap.evals._token_classes import ngram_of, token_classes
 from basecap.models.language_model import LanguageModel
 from basecap.records.documents import DocumentLosses
 from basecap.records.token_classes import CLASSES, loss_metric
-
-#: Shortest padded length. Windows are padded to powers of two from here, so that there are few different shapes.
-SHORTEST = 64
 
 
 @dataclass(frozen=True)
@@ -77,7 +76,7 @@ class DomainLoss(SharedEvaluation[PreparedData]):
     def __init__(self, config: Config):
         """Take the options; the documents are read at the first evaluation point and kept in memory."""
         super().__init__(config)
-        self._held: dict[tuple[str, str, int], _HeldOut] = {}
+        self._held: dict[tuple[str, str, int, tuple[int, ...]], _HeldOut] = {}
 
     def check(self, data: PreparedData, length: int) -> None:
         """Raise DataError if a domain has no documents of the split, or no token can be in a class but "new"."""
@@ -99,7 +98,7 @@ class DomainLoss(SharedEvaluation[PreparedData]):
         """Return the mean loss per token, in all and by class, and bits per byte of each domain; documents' losses."""
         nats, counts, documents = {}, {}, {}
         for domain in context.data.domains:
-            held = self._held_out(domain, context.data, model.config.max_length)
+            held = self._held_out(domain, context.data, model.config.max_length, pass_lengths(model))
             nats[domain] = self._nats(model, context, domain, held)
             counts[domain], documents[domain] = held.counts, held.documents
         return _outcome(nats, counts, documents)
@@ -111,66 +110,68 @@ class DomainLoss(SharedEvaluation[PreparedData]):
         return _outcome(nats, counts, parts[0].documents)
 
     def trial(self, model: LanguageModel, context: Context[PreparedData]) -> None:
-        """Compute the losses of the largest batch of windows of any domain, padded to the training length."""
+        """Compute the losses of the largest batch of windows of any domain, padded to the training length.
+
+        A compiled model reads a batch of each of its lengths, so that all are compiled.
+        """
         length = model.config.max_length
         rows = max(1, self.config.tokens_per_batch // length)
         held = [context.data.documents(self.config.split, domain) for domain in context.data.domains]
         start = context.data.tokenizer.end_of_text
         most = self.config.max_document_tokens
         cut = [list(itertools.islice(_all_windows(part, length, start, most), rows)) for part in held]
-        windows = [_Window(index, tokens, np.zeros(len(tokens) - 1, np.int8)) for index, tokens in max(cut, key=len)]
-        _batch_losses(model, context, windows, length)
+        for padded in pass_lengths(model) if model.compiled else (length,):
+            begun = [tokens[: padded + 1] for _, tokens in max(cut, key=len)]
+            windows = [_Window(0, tokens, np.zeros(len(tokens) - 1, np.int8)) for tokens in begun]
+            self._losses(model, context, windows, padded)
 
     def batches(self, data: PreparedData, length: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield inputs and targets, int64 [B, T], -1 in padding: a batch of each shape in each domain."""
         for domain in data.domains:
             shapes = set()
-            for padded, windows in self._held_out(domain, data, length).batches:
+            for padded, windows in self._held_out(domain, data, length, padded_lengths(length)).batches:
                 if (padded, len(windows)) not in shapes:
                     shapes.add((padded, len(windows)))
                     yield _batch(windows, padded)[:2]
 
-    def _held_out(self, domain: str, data: PreparedData, length: int) -> _HeldOut:
-        """Return the documents of a domain, cut for models of `length` tokens; they are read once."""
-        key = data.manifest_hash, domain, length
+    def _held_out(self, domain: str, data: PreparedData, length: int, padded: Sequence[int]) -> _HeldOut:
+        """Return the documents of a domain, cut for models of `length` tokens and padded; they are read once."""
+        key = data.manifest_hash, domain, length, tuple(padded)
         if key not in self._held:
             documents = data.documents(self.config.split, domain)
             found = list(_all_windows(documents, length, data.tokenizer.end_of_text, self.config.max_document_tokens))
             classes = token_classes([tokens for _, tokens in found], ngram_of(self.config.ngram, data, length))
             windows = [_Window(index, tokens, own) for (index, tokens), own in zip(found, classes, strict=True)]
             counted = _counted(documents, windows, data.tokenizer)
-            batches = _batches(windows, length, self.config.tokens_per_batch)
+            batches = _batches(windows, padded, self.config.tokens_per_batch)
             self._held[key] = _HeldOut(*counted, batches)
         return self._held[key]
 
     def _nats(self, model: LanguageModel, context: Context[PreparedData], domain: str, held: _HeldOut) -> np.ndarray:
-        """Return the summed loss of each document, in all and by class, in nats: float64 [documents, 1 + classes]."""
+        """Return the summed loss of each document, in all and by class, in nats: float64 [documents, 1 + classes].
+
+        Losses stay on the device until the end, so that the host prepares batches while it computes.
+        """
         nats = np.zeros((len(held.documents.tokens), 1 + len(CLASSES)))
+        rows, found = [], []
         for number, (length, windows) in enumerate(held.batches):
             context.note(f"evaluating {self.declaration.name}: {domain}, {100 * number / len(held.batches):.0f} %")
             if number % context.world == context.rank:
-                found = _batch_losses(model, context, windows, length)
-                np.add.at(nats, [window.document for window in windows], found)
+                found.append(self._losses(model, context, windows, length))
+                rows += [window.document for window in windows]
+        if found:
+            np.add.at(nats, rows, torch.cat(found).cpu().numpy())
         return nats
 
-
-def token_losses(model: LanguageModel, context: Context[PreparedData], inputs: Tensor, targets: Tensor) -> Tensor:
-    """Return the loss of each token in nats, float64 [B, T] on the context's device, zero where the target is -1.
-
-    Inputs and targets are int64 [B, T] on any device.
-    """
-    with context.autocast():
-        return model.token_losses(inputs.to(context.device), targets.to(context.device)).double()
-
-
-def _batch_losses(
-    model: LanguageModel, context: Context[PreparedData], windows: Sequence[_Window], length: int
-) -> np.ndarray:
-    """Return the summed loss of each window, in all and by class, in nats: float64 [windows, 1 + classes]."""
-    inputs, targets, classes = _batch(windows, length)
-    losses, classes = token_losses(model, context, inputs, targets), classes.to(context.device)
-    parts = [losses.where(classes == number, 0.0) for number in range(len(CLASSES))]
-    return torch.stack([part.sum(dim=1) for part in (losses, *parts)], dim=1).cpu().numpy()
+    def _losses(
+        self, model: LanguageModel, context: Context[PreparedData], windows: Sequence[_Window], length: int
+    ) -> Tensor:
+        """Return the summed loss of each window, in all and by class, in nats: float64 [windows, 1 + classes]."""
+        inputs, targets, classes = _batch(windows, length)
+        losses = token_losses(model, context, inputs, targets, self.config.tokens_per_batch)
+        classes = classes.to(context.device, non_blocking=True)
+        parts = [losses.where(classes == number, 0.0) for number in range(len(CLASSES))]
+        return torch.stack([part.sum(dim=1) for part in (losses, *parts)], dim=1)
 
 
 def _counted(
@@ -186,11 +187,13 @@ def _counted(
     return DocumentLosses(np.zeros(len(documents)), tokens, read, documents.clusters), counts
 
 
-def _batches(windows: Sequence[_Window], longest: int, tokens_per_batch: int) -> list[tuple[int, list[_Window]]]:
-    """Return windows in batches of one padded length, shorter ones first."""
+def _batches(
+    windows: Sequence[_Window], lengths: Sequence[int], tokens_per_batch: int
+) -> list[tuple[int, list[_Window]]]:
+    """Return windows in batches of one of the padded `lengths`, shorter ones first."""
     by_length: dict[int, list[_Window]] = {}
     for window in windows:
-        by_length.setdefault(_padded_length(len(window.classes), longest), []).append(window)
+        by_length.setdefault(lengths[bisect_left(lengths, len(window.classes))], []).append(window)
     batches = []
     for length, members in sorted(by_length.items()):
         rows = max(1, tokens_per_batch // length)
@@ -218,19 +221,6 @@ def _windows(tokens: np.ndarray, length: int, start: int) -> Iterator[np.ndarray
     tokens = np.concatenate([[start], tokens]).astype(np.int32)
     for first in range(0, len(tokens) - 1, length):
         yield tokens[first : first + length + 1]
-
-
-def padded_lengths(longest: int) -> list[int]:
-    """Return the lengths that windows are padded to in models of `longest` tokens.
-
-    >>> padded_lengths(200)
-    [64, 128, 200]
-    """
-    return sorted({_padded_length(length, longest) for length in (1, *(2**n for n in range(6, 31)))})
-
-
-def _padded_length(length: int, longest: int) -> int:
-    return min(longest, max(SHORTEST, 1 << (length - 1).bit_length()))
 
 
 def _batch(windows: Sequence[_Window], length: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,6 +1,6 @@
 """The one language model: embedding, blocks, norm, head; training loss, logits and decoding."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -27,6 +27,11 @@ class LanguageModel(nn.Module):
     """A causal language model of any architecture.
 
     Parameters are uninitialised until `initialise(seed)`; weights of a checkpoint can be loaded instead.
+
+    Attributes:
+        config: what is built.
+        checkpointing: whether the backward pass recomputes each block.
+        compiled: whether `compile_training` was called.
     """
 
     def __init__(self, config: ModelConfig, *, checkpointing: bool = False):
@@ -46,19 +51,28 @@ class LanguageModel(nn.Module):
         self.head = None if config.tied else nn.Linear(config.hidden, config.vocab, bias=False)
         self._training_blocks: list[Callable[..., Stream]] = [*self._blocks]
         self._training_loss: Callable[..., Tensor] = self._loss
+        self._few_shapes_losses: Callable[..., Tensor] = _token_losses
+        self.compiled = False
         self._block_prefills: list[Callable[..., Stream]] = [block.prefill for block in self._blocks]
         self._block_steps: list[Callable[..., Stream]] = [block.step for block in self._blocks]
         self._prompt_logits: Callable[..., Tensor] = self._last_logits
         self._next_logits: Callable[..., Tensor] = self._last_logits
 
-    def compile_training(self) -> None:
+    def compile_training(self, *, anew: bool = True) -> None:
         """Compile each block, and norm and loss, for passes with gradients; equal blocks share their code.
 
-        Other passes run uncompiled, because evaluation has many lengths; for decoding see `compile_decoding`.
+        Of the other passes only those of `token_losses` for callers with few shapes are compiled, each shape when it
+        is first met; for decoding see `compile_decoding`.
+
+        Args:
+            anew: forget what was compiled for other models. A model of the same configuration can use it.
         """
-        _reset_compiler()
+        if anew:
+            _reset_compiler()
         self._training_blocks = [torch.compile(block, dynamic=False) for block in self._blocks]
         self._training_loss = torch.compile(self._loss, dynamic=False)
+        self._few_shapes_losses = torch.compile(_token_losses, dynamic=False)
+        self.compiled = True
 
     def compile_prefill(self) -> None:
         """Compile `prefill`: norms, token shifts, rotations and sums are fused, and equal blocks share their code.
@@ -104,24 +118,33 @@ class LanguageModel(nn.Module):
             ConfigError: no token, segments that do not fit the tokens or are given to a model with a decoder, or more
                 tokens than learned positions.
         """
-        return self._final(*self._stream(tokens_BT, segments_BT))
+        blocks = self._training_blocks if torch.is_grad_enabled() else self._blocks
+        return self._final(*self._stream(tokens_BT, segments_BT, blocks))
 
     def forward(self, tokens_BT: Tensor, targets_BT: Tensor, segments_BT: Tensor | None = None) -> Tensor:
         """Return the mean loss in nats per token over targets >= 0 (a scalar, float32).
 
         Tokens and targets are int64 [B, T]; raises ConfigError as `hidden` does.
         """
-        loss = self._training_loss if torch.is_grad_enabled() else self._loss
-        return loss(*self._stream(tokens_BT, segments_BT), targets_BT)
+        training = torch.is_grad_enabled()
+        blocks, loss = (self._training_blocks, self._training_loss) if training else (self._blocks, self._loss)
+        return loss(*self._stream(tokens_BT, segments_BT, blocks), targets_BT)
 
-    def token_losses(self, tokens_BT: Tensor, targets_BT: Tensor) -> Tensor:
+    def token_losses(self, tokens_BT: Tensor, targets_BT: Tensor, *, few_shapes: bool = False) -> Tensor:
         """Return the loss of every token in nats [B, T], float32, zero where the target is negative; no gradient.
 
-        Tokens and targets are int64 [B, T]; raises ConfigError as `hidden` does.
+        Raises ConfigError as `hidden` does.
+
+        Args:
+            tokens_BT: int64 [B, T].
+            targets_BT: int64 [B, T].
+            few_shapes: whether the caller has only a few shapes, so that a compiled model compiles this pass too.
         """
+        blocks = self._training_blocks if few_shapes else self._blocks
+        losses = self._few_shapes_losses if few_shapes else _token_losses
         with torch.no_grad():
-            hidden = self.hidden(tokens_BT)
-            return linear_cross_entropy(hidden, self.head_weight, targets_BT, reduction="none")
+            hidden = self._final(*self._stream(tokens_BT, None, blocks))
+            return losses(hidden, self.head_weight, targets_BT)
 
     def logits(self, tokens_BT: Tensor, segments_BT: Tensor | None = None) -> Tensor:
         """Return the logits of the next token [B, T, vocab], in the parameters' dtype or autocast's.
@@ -206,17 +229,16 @@ class LanguageModel(nn.Module):
         """Bytes of decoding state per sequence of `length` tokens, in the parameters' dtype."""
         return sum(block.state_bytes(length) for block in self._blocks)
 
-    def _stream(self, tokens_BT: Tensor, segments_BT: Tensor | None) -> Stream:
+    def _stream(self, tokens_BT: Tensor, segments_BT: Tensor | None, blocks: Sequence[Callable[..., Stream]]) -> Stream:
         check_segments(segments_BT, tokens_BT.shape)
         check_devices({"tokens": tokens_BT, "segments": segments_BT})
         if self.decoder is not None and segments_BT is not None:
             raise ConfigError("a model with a decoder reads one sequence per row; leave out segments.")
         x, added = self._embed(tokens_BT, 0, segments_BT), None
         shared: dict[str, Tensor] = {}
-        training = torch.is_grad_enabled()
-        for block in self._training_blocks if training else self._blocks:
+        for block in blocks:
             given = (x, added, segments_BT, shared)
-            if training and self.checkpointing:
+            if self.checkpointing and torch.is_grad_enabled():
                 x, added = checkpoint(block, *given, use_reentrant=False, context_fn=keep_choice)
             else:
                 x, added = block(*given)
@@ -271,6 +293,10 @@ def outline(config: ModelConfig) -> LanguageModel:
     """Build a model on the meta device, to count parameters, FLOPs and state; raises ConfigError."""
     with torch.device("meta"), _NoDraws():
         return LanguageModel(config)
+
+
+def _token_losses(hidden_BTD: Tensor, weight_VD: Tensor, targets_BT: Tensor) -> Tensor:
+    return linear_cross_entropy(hidden_BTD, weight_VD, targets_BT, reduction="none")
 
 
 def _reset_compiler() -> None:

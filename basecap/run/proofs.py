@@ -11,7 +11,7 @@ import torch
 
 from basecap import __version__
 from basecap.errors import BasecapError, ConfigError
-from basecap.evals.domain_loss import padded_lengths
+from basecap.evals import padded_lengths
 from basecap.mixers import ARCHITECTURES
 from basecap.models import BACKBONES
 from basecap.models.config import ModelConfig

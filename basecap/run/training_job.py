@@ -1,6 +1,7 @@
 """A training job: one run of a study, from its last checkpoint to its end or to the record of why it failed."""
 
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -22,6 +23,7 @@ from basecap.system.files import safe_name
 from basecap.system.locks import first_alone
 from basecap.testing.check_model import built_in
 from basecap.testing.fresh_process import StoredModel
+from basecap.testing.subject import undisturbed
 from basecap.testing.trained_model import find_leaks
 from basecap.train.checkpoint import latest
 from basecap.train.distributed import SharedError
@@ -124,7 +126,7 @@ def _train(run: RunSpec, runtime: Runtime, started: RunInfo, wall: WallTime) -> 
             evaluate(evaluation, evaluated)
         return ended
 
-    stopped = trainer.run(run.label, evaluate_point, runtime.log, _compiling(run, runtime))
+    stopped = trainer.run(run.label, evaluate_point, runtime.log, _compiling(trainer, run, runtime, context))
     if stopped is not None:
         reason = f"validation accuracy has reached {run.train.stop_at:g} (train.stop_at)"
         runtime.log(f"{run.label}: ended after step {stopped} of {run.timetable.steps}, as {reason}.")
@@ -164,12 +166,22 @@ def _leak_test(
     return found.record()
 
 
-def _compiling(run: RunSpec, runtime: Runtime) -> AbstractContextManager[None] | None:
-    """Return the context of a first step: the first process compiles an architecture, the others find that cached."""
-    if runtime.compiled is None:
-        return None
+@contextmanager
+def _compiling(trainer: Trainer, run: RunSpec, runtime: Runtime, context: Context) -> Iterator[None]:
+    """Enter for a first step: what evaluations run is compiled after it.
+
+    The first process compiles an architecture, the others find that cached.
+    """
     name = safe_name(f"{run.architecture} {runtime.device}")  # code is compiled for one device
-    return first_alone(runtime.compiled, name, lambda: requested() is not None)
+    alone = runtime.compiled and first_alone(runtime.compiled, name, lambda: requested() is not None)
+    with alone or nullcontext():
+        yield
+        if trainer.compiles:
+            trainer.model.eval()
+            with torch.no_grad(), undisturbed(runtime.device):
+                for evaluation in (found for found in runtime.evaluations if isinstance(found, DomainLoss)):
+                    evaluation.trial(trainer.model, context)
+            trainer.model.train()
 
 
 def _good_enough(run: RunSpec, records: RunRecords, step: int) -> bool:

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -10,10 +11,12 @@ import torch
 from basecap.data import DataConfig, DocumentSet, prepare
 from basecap.errors import ConfigError, DataError
 from basecap.evals import Context, build_evaluation
+from basecap.evals._passes import pass_lengths
 from basecap.evals._token_classes import token_classes
-from basecap.evals.domain_loss import _bytes, _padded_length, _windows
+from basecap.evals.domain_loss import _bytes, _windows
 from basecap.models.language_model import LanguageModel
 from basecap.records.token_classes import CLASSES, COPIED, MISLED, NEW, loss_metric
+from basecap.testing.trained_model import find_leaks
 from tests.evals._context import LENGTH
 
 
@@ -25,10 +28,12 @@ def test_windows_predict_every_token_once(count: int):
     assert np.concatenate([window[1:] for window in windows] or [tokens]).tolist() == tokens.tolist()
 
 
-def test_padded_lengths_are_few_and_long_enough():
-    found = {_padded_length(length, 2048) for length in range(1, 2049)}
-    assert found == {64, 128, 256, 512, 1024, 2048}
-    assert all(_padded_length(length, 1500) >= length for length in range(1, 1501))
+@pytest.mark.parametrize(("longest", "few"), [(2048, [512, 2048]), (1500, [256, 1500]), (255, [255]), (48, [48])])
+def test_padded_lengths_are_few_and_fewer_where_each_is_compiled(model: LanguageModel, longest: int, few: list[int]):
+    own = LanguageModel(model.config.model_copy(update={"max_length": longest}))
+    assert pass_lengths(own) == [*(2**n for n in range(6, 11) if 2**n < longest), longest]
+    own.compiled = True
+    assert pass_lengths(own) == few
 
 
 @pytest.mark.parametrize("tokens_per_batch", [1, 100_000])
@@ -134,6 +139,25 @@ def test_bits_per_byte_are_those_of_the_tokens_read(tmp_path):
     assert found.tolist() == [len(text.encode()) for text in texts]
     proportional = [documents.bytes(index) * 40 / size for index, size in enumerate(documents.sizes)]
     assert (found < np.array(proportional) / 1.5).all()
+
+
+def test_a_compiled_model_compiles_each_length_once_and_has_the_same_losses(context, model, monkeypatch):
+    monkeypatch.setattr("basecap.evals._passes.SHORTEST", 8)
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    evaluations = [build_evaluation({name: {"tokens_per_batch": 96}}) for name in ("domain-loss", "copying")]
+    plain = [evaluation.run(model.eval(), context) for evaluation in evaluations]
+    own = LanguageModel(model.config).initialise(0).eval()
+    own.compile_training()
+    with torch.no_grad():
+        evaluations[0].trial(own, context)
+    frames = torch._dynamo.utils.counters["frames"]
+    before = frames["ok"]
+    compiled = [evaluation.run(own, context) for evaluation in evaluations]
+    assert find_leaks(own, evaluations[0], context, 0, whole=False).leaks == ""
+    assert before >= 4 and frames["ok"] == before  # a block and the loss, for each length
+    for found, expected in zip(compiled, plain, strict=True):
+        values = [[measurement.value for measurement in outcome.measurements] for outcome in (found, expected)]
+        assert values[0] == pytest.approx(values[1], rel=1e-5)
 
 
 def test_documents_are_read_once(context: Context, model: LanguageModel, monkeypatch):

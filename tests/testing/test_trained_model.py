@@ -164,9 +164,9 @@ def test_a_model_that_leaks_is_found(mixer, words, register, context):
 def test_a_model_that_reads_the_targets_is_found(register, context, monkeypatch):
     whole = LanguageModel.token_losses
 
-    def spied(model, tokens, targets):
+    def spied(model, tokens, targets, **options):
         SEEN[:] = [targets]
-        return whole(model, tokens, targets)
+        return whole(model, tokens, targets, **options)
 
     monkeypatch.setattr(LanguageModel, "token_losses", spied)
     assert leaks_of(register(ReadsTargets), context) == "reads the targets: activations change with them"
