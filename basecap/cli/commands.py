@@ -186,6 +186,22 @@ def plan(
         raise ConfigError(" ".join(f"missing: {sentence}" for sentence in absent))
 
 
+@app.command(epilog="Example: basecap status runs/quickstart")
+def status(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="directory that `basecap run` writes")],
+    as_json: AsJson = False,
+) -> None:
+    """Show how far the runs of a study are, from its records alone: also while it runs elsewhere."""
+    from basecap.cli.output import status_line, status_row
+    from basecap.records import StudyRecords
+    from basecap.records.status import study_status
+
+    runs = study_status(StudyRecords(directory))
+    print_table(f"status of {directory}", [status_row(run) for run in runs], as_json)
+    if not as_json:
+        typer.echo(status_line(runs))
+
+
 @app.command("eval", epilog="Example: basecap eval runs/quickstart --add influence-entropy --at end")
 def eval_(
     path: Annotated[Path, typer.Argument(metavar="DIR|RUN", help="directory of a study or of one run")],

@@ -6,14 +6,19 @@ import os
 import signal
 import sys
 import textwrap
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from basecap.errors import ConfigError
+
+if TYPE_CHECKING:
+    from basecap.records.status import RunStatus
 
 #: Width up to which the words of a column are kept in one line.
 NARROW = 10
@@ -57,6 +62,33 @@ def _cell(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:,.0f}" if 1e4 <= abs(value) < 1e9 else f"{value:.4g}"
     return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def status_row(run: "RunStatus") -> dict[str, Any]:
+    """Return the row of a run for `basecap status`."""
+    return {
+        "run": run.name,
+        "seed": run.seed,
+        "state": run.state,
+        "tokens": run.tokens,
+        "of": run.total,
+        "loss": run.loss,
+        "tokens/s": run.rate,
+        "seconds left": None if run.seconds_left is None else round(run.seconds_left),
+        **({"why": run.message} if run.message else {}),
+    }
+
+
+def status_line(runs: Sequence["RunStatus"]) -> str:
+    """Return the sentence about all runs for `basecap status`."""
+    from basecap.records.status import time_left
+    from basecap.system.progress import duration
+
+    counts = Counter(run.state for run in runs)
+    parts = [f"{counts[state]} {state}" for state in ("finished", "training", "stopped", "failed", "waiting")]
+    left = time_left(runs)
+    end = "" if left is None else f"; about {duration(left)} left at this pace, without evaluations"
+    return f"{len(runs)} runs: {', '.join(part for part in parts if part[0] != '0')}{end}."
 
 
 def report_output_error(error: OSError) -> int:

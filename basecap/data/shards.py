@@ -27,7 +27,7 @@ from basecap.data.hashes import bytes_number, digest, file_digest, text_number
 from basecap.data.sources import Document, Split
 from basecap.data.tokenizer import Tokenizer
 from basecap.errors import DataError
-from basecap.system.files import LARGEST
+from basecap.system.files import LARGEST, process_name
 from basecap.system.foreign import read_file
 
 #: A document: hash of its text, offset and number of its tokens (without end-of-text), UTF-8 bytes, hash of its cluster
@@ -129,8 +129,9 @@ def write_shard(
         files: fingerprints of the source's files, for the manifest.
         shortest: minimum number of tokens of a document, by domain.
     """
-    partial = path.with_suffix(".partial")
-    shutil.rmtree(partial, ignore_errors=True)
+    partial = path.with_suffix(f".{process_name()}.partial")
+    for left in path.parent.glob(f"{path.stem}.*.partial"):  # of a killed process
+        shutil.rmtree(left, ignore_errors=True)
     partial.mkdir(parents=True)
     try:
         unsorted = partial / "unsorted"

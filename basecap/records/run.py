@@ -17,12 +17,15 @@ from basecap.records.measured import Record
 from basecap.system.files import (
     append_lines,
     encode_lines,
+    fsync_files,
     read_array,
     read_json,
+    read_last_lines,
     read_lines,
     replacing,
     safe_name,
     write_json,
+    writing,
 )
 from basecap.system.place import Place
 
@@ -149,6 +152,13 @@ class RunRecords:
         if self.place is not None:
             self.place.refuse_left()
 
+    def flush(self) -> None:
+        """Flush the files of the run to the disk; raises LostDirectory when another process took over the run."""
+        if self.place is not None:
+            self.place.refuse_taken()
+        with writing(self.path / "metrics.jsonl"):
+            fsync_files(self.path)
+
     @property
     def left(self) -> bool:
         """Whether that is so."""
@@ -213,6 +223,10 @@ class RunRecords:
         """Return all rows in order, with NaN for numbers that were not finite; raises DataError for a damaged row."""
         rows = read_lines(self.path / "metrics.jsonl")
         return [{key: math.nan if value is None else value for key, value in row.items()} for row in rows]
+
+    def last_metrics(self, count: int) -> list[dict[str, Any]]:
+        """Return at most `count` of the last rows as they are stored, without reading the others."""
+        return read_last_lines(self.path / "metrics.jsonl", count)
 
     def append_evals(self, records: Iterable[Record]) -> None:
         """Append records. Write the documents of the step first, so that a step in evals.jsonl is complete."""

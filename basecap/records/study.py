@@ -3,7 +3,8 @@
     DIR/study.yaml            the resolved study          DIR/environment.json   versions, device, data
     DIR/declarations.json     units of the evaluations    DIR/results.json       the analysis
     DIR/report.html           the report                  DIR/figures/*.svg      its figures, if asked for
-    DIR/lock                  held while a study runs     DIR/data/              token shards, unless data.cache is set
+    DIR/lock                  held during set-up          DIR/data/              token shards, unless data.cache is set
+    DIR/locks/                one for each command and each run in training
     DIR/runs/<name>-s<seed>/  run.json                    `RunInfo`: name, seed, status, message, machine
                               metrics.jsonl               one row per logged training step
                               evals.jsonl                 one `Record` per row
@@ -22,7 +23,8 @@ loses at most part of the last one. JSON is strict: a number that is not finite 
 
 import contextlib
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,6 +39,7 @@ from basecap.system.files import (
     SCHEMA,
     entries,
     plain,
+    process_name,
     read,
     read_json,
     replacing,
@@ -45,13 +48,15 @@ from basecap.system.files import (
     write_json,
     writing,
 )
-from basecap.system.foreign import refuse_link
-from basecap.system.locks import is_locked, locked
+from basecap.system.foreign import open_to_append, refuse_link
+from basecap.system.locks import ENDING, Busy, is_locked, locked, remove_ended
 from basecap.system.place import Place, watched
 from basecap.system.yaml_text import parse_yaml
 
 #: Files that a directory may contain before its study starts: the lock and prepared text.
-ALLOWED_BEFORE = ("lock", "data")
+ALLOWED_BEFORE = ("lock", "lock.lease", "locks", "data")
+#: Beginning of the names of the locks of commands.
+COMMAND = "command-"
 #: What an analysis takes from runs alone.
 MEASURED = ("points", "documents")
 
@@ -133,27 +138,72 @@ class StudyRecords:
             raise DataError(f"{what}; restore the runs, remove results.json or give another --out.")
 
     @contextlib.contextmanager
-    def locked(self) -> Iterator["StudyRecords"]:
-        """Prevent other processes from running this study, and yield it; raises ConfigError when one does.
+    def locked(self, log: Callable[[str], None] = lambda line: None) -> Iterator[None]:
+        """Change what commands on this study share; waits for another process that does and says so to `log`."""
+        with contextlib.ExitStack() as held:
+            with writing(self.path / "lock"):
+                try:
+                    held.enter_context(locked(self.path, "another command sets the study up"))
+                except Busy:
+                    log(f"waiting for another command that sets up the study in {self.path}.")
+                    held.enter_context(locked(self.path))
+            yield
+
+    @contextlib.contextmanager
+    def entered(self) -> Iterator["StudyRecords"]:
+        """Work on this study, maybe beside other processes, and yield it.
 
         Within the context the records of its runs are written to this directory alone, wherever its path leads.
         """
+        locks = self.path / "locks"
         with contextlib.ExitStack() as held:
             with writing(self.path / "lock"):
-                busy = f"another process is running this study in {self.path}; wait for it or use another directory."
-                held.enter_context(locked(self.path, busy))
+                remove_ended(locks, COMMAND)
+                held.callback(_remove_empty, locks)
+                held.enter_context(locked(locks, name=f"{COMMAND}{process_name()}-{time.monotonic_ns()}", keep=False))
+                open_to_append(self.path / "lock").close()
                 self.place = held.enter_context(watched(self.path))
                 held.callback(setattr, self, "place", None)
             yield self
 
     def watch(self) -> None:
-        """Write to this directory alone, which another process has locked, until this process ends."""
+        """Write to this directory alone, which another process works in, until this process ends."""
         self.place = Place(self.path)
+
+    @contextlib.contextmanager
+    def claimed(self, run: RunRecords, wait: bool = False) -> Iterator[bool]:
+        """Yield whether a run is this process's alone within the context, as others neither train nor evaluate it.
+
+        Args:
+            run: one of this study.
+            wait: whether to wait for another process until that is so.
+        """
+        name = self._lock_of(run)
+        with contextlib.ExitStack() as held:
+            try:
+                with writing(self.path / "locks" / name):
+                    busy = None if wait else f"another process works on {run.path}"
+                    lock = held.enter_context(locked(self.path / "locks", busy, name, keep=False))
+            except Busy:
+                yield False
+                return
+            if self.place is not None:
+                self.place.held.append(lock)
+                held.callback(self.place.held.remove, lock)
+            yield True
+
+    def is_claimed(self, run: RunRecords) -> bool:
+        """Whether a process works on a run."""
+        return is_locked(self.path / "locks", self._lock_of(run))
+
+    def _lock_of(self, run: RunRecords) -> str:
+        return "-".join(run.path.relative_to(self.path).parts)
 
     @property
     def busy(self) -> bool:
-        """Whether a process runs the study."""
-        return is_locked(self.path)
+        """Whether a process works on the study."""
+        locks = {path.name.removesuffix(ENDING) for path in entries(self.path / "locks")}
+        return is_locked(self.path) or any(is_locked(self.path / "locks", name) for name in locks)
 
     def state(self) -> dict[Path, tuple[int, int]]:
         """Return modification time and size of each file that the report depends on, to detect changes."""
@@ -275,6 +325,11 @@ def _with_current_keys(study: dict[str, Any]) -> dict[str, Any]:
 def _refuse(foreign: Sequence[Path]) -> None:
     if foreign:
         raise ConfigError(f"{foreign[0]} was not written by basecap; give another --out or move it away.")
+
+
+def _remove_empty(directory: Path) -> None:
+    with contextlib.suppress(OSError):
+        directory.rmdir()
 
 
 def _measured(results: dict[str, Any] | None) -> set[str]:

@@ -1,11 +1,14 @@
 """An evaluation job: a model is measured and the numbers are recorded, during training or from stored weights."""
 
+from collections import defaultdict
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
+from basecap.data.workload import Workload
 from basecap.errors import ConfigError, LostDirectory
 from basecap.evals import Context, Evaluation, Outcome, SharedEvaluation
 from basecap.models.language_model import LanguageModel
@@ -18,6 +21,9 @@ from basecap.train.checkpoint import load_stored
 from basecap.train.distributed import Processes
 from basecap.train.interruption import run_interruptible
 from basecap.train.loop import DevicePlacement, resolve
+
+#: The subsets and metrics that are recorded, by step and evaluation.
+Measured = dict[tuple[int, str], set[tuple[str, str]]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,18 +138,47 @@ def evaluate_point(
 
     context = Context(data=runtime.workloads[point.run.task], device=device, autocast=placement.autocast, note=note)
     failures = {}
-    for evaluation in (found for found in runtime.evaluations if found.declaration.name in point.evaluations):
-        try:
-            model = _load(point, runtime)
-            evaluated = EvaluatedModel(
-                model=model, step=point.step, tokens=point.tokens, context=context, records=records, group=group
-            )
-            evaluate(evaluation, evaluated)
-        except LostDirectory:
-            raise
-        except Exception as error:  # a fault of one evaluation must not cost the others
-            failures[evaluation.declaration.name] = describe_failure(error)
+    with ExitStack() as held:
+        claim = runtime.records.claimed(runtime.run_records(point.run), wait=True)
+        group.run_on_leader(lambda: held.enter_context(claim))
+        names = group.run_on_leader(lambda: _still_due(point, records, runtime))
+        for evaluation in (found for found in runtime.evaluations if found.declaration.name in names):
+            try:
+                model = _load(point, runtime)
+                evaluated = EvaluatedModel(
+                    model=model, step=point.step, tokens=point.tokens, context=context, records=records, group=group
+                )
+                evaluate(evaluation, evaluated)
+            except LostDirectory:
+                raise
+            except Exception as error:  # a fault of one evaluation must not cost the others
+                failures[evaluation.declaration.name] = describe_failure(error)
     return failures
+
+
+def _still_due(point: StoredPoint, records: RunRecords, runtime: Runtime) -> list[str]:
+    """Return the evaluations of a point without those that another command has done since."""
+    done, empty, workload = measured(records), records.unmeasured(), runtime.workloads[point.run.task]
+    evaluations = [found for found in runtime.evaluations if found.declaration.name in point.evaluations]
+    return [
+        found.declaration.name
+        for found in evaluations
+        if found.declaration.name not in empty and not is_measured(found, point.step, done, workload)
+    ]
+
+
+def measured(records: RunRecords) -> Measured:
+    """Return what a run has numbers of."""
+    done: Measured = defaultdict(set)
+    for record in records.evals():
+        done[record.step, record.eval].add((record.subset, record.metric))
+    return done
+
+
+def is_measured(evaluation: Evaluation, step: int, done: Measured, workload: Workload) -> bool:
+    """Whether an evaluation has all its numbers of a step in `done`; tasks may have been added since it ran."""
+    found = done.get((step, evaluation.declaration.name))
+    return found is not None and found >= {*evaluation.expects(workload)}
 
 
 def _load(point: StoredPoint, runtime: Runtime) -> LanguageModel:

@@ -1,8 +1,9 @@
-"""Starts a study: refuses what cannot work, prepares the data, locks the directory, makes the plan."""
+"""Starts a study: refuses what cannot work, prepares the data, makes the plan; one command at a time does so."""
 
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from basecap.run.sweep import chosen_rates
 from basecap.study.config import StudyConfig, restrict
 from basecap.study.merge import held_study, merge_studies
 from basecap.system import environment
+from basecap.train.config import TrainSection
 from basecap.train.distributed import Processes
 
 
@@ -59,7 +61,7 @@ def start_study(
     log: Callable[[str], None],
     held: contextlib.ExitStack,
 ) -> Started:
-    """Prepare the data, write study.yaml, and lock the directory until `held` is closed.
+    """Prepare the data, write study.yaml, and work in the directory until `held` is closed.
 
     A study that is refused leaves study.yaml as it was: an architecture cannot be taken out of it again.
 
@@ -69,49 +71,36 @@ def start_study(
         only: the architectures to run.
         group: the processes that start it together; the leading one writes.
         log: takes sentences for the terminal.
-        held: holds the lock of the directory.
+        held: says to other commands that this one works in the directory.
     """
     records, device = StudyRecords(execution.out), torch.device(execution.device)
-    whole, before, proofs = group.run_on_leader(lambda: _accept(records, checked, only, device))
-    material = material_of(whole, records.path)
-
-    def prepare() -> Plan:
-        evaluations = plan_evaluations(whole)
-        _refuse_missing(material, evaluations)
-        held.enter_context(records.locked())
-        _refuse_changed(records, before)
-        workloads = material.workloads()  # may fail: the directory is not yet this study's
-        runs = selected_runs(records, whole, checked.study, vocabulary_of(workloads), only)
-        check_evaluations(whole, evaluations, workloads)
-        earlier = held_study(records).train if records.has_study else checked.study.train
-        for run in runs:
-            own = records.run(run.name, run.seed, run.rate)
-            continue_to_more_tokens(own, run, earlier)
-            refuse_other(own, run)
-        if not is_remote(execution.on.executor):  # else its jobs look at their own device
-            refuse_other_precision(records, whole, runs, device)
-        plan = Plan(study=whole, runs=runs, evaluations=tuple(evaluations))
-        records.create(whole.model_dump(mode="json"))
-        _write_environment(records, plan, material, device, proofs)
-        return plan
-
-    plan = group.run_on_leader(prepare)
+    plan: Plan | None = None
+    while plan is None:
+        accepted = group.run_on_leader(lambda: _accept(records, checked, only, device))
+        execution = replace(execution, study=accepted.whole)
+        plan = group.run_on_leader(partial(_prepare, execution, checked.study, only, accepted, log, held, records))
     runtime = Runtime(
         records=records,
         device=device,
-        workloads=material.workloads(),
+        workloads=material_of(accepted.whole, records.path).workloads(),
         evaluations=plan.evaluations,
         group=group,
         log=log,
     )
-    execution = replace(execution, study=whole)
     return Started(asked=checked.study, only=only, plan=plan, execution=execution, runtime=runtime)
 
 
-def _accept(
-    records: StudyRecords, checked: Plan, only: set[str], device: torch.device
-) -> tuple[StudyConfig, dict[str, Any] | None, dict[str, Any]]:
-    """Return what the directory holds with this study, its study.yaml before, and proofs; writes nothing."""
+@dataclass(frozen=True, kw_only=True)
+class _Accepted:
+    """What the directory holds with the study of this command, its study.yaml before, and proofs."""
+
+    whole: StudyConfig
+    before: dict[str, Any] | None
+    proofs: dict[str, Any]
+
+
+def _accept(records: StudyRecords, checked: Plan, only: set[str], device: torch.device) -> _Accepted:
+    """Return what the directory would hold; writes nothing."""
     records.refuse_foreign()
     records.refuse_lost_results()
     _refuse_others(records, {run.name for run in checked.runs})
@@ -119,7 +108,51 @@ def _accept(
     whole = checked.study if before is None else merge_studies(held_study(records), checked.study, records.path)
     _refuse_damaged(records, checked.study)
     asked = [run for run in checked.runs if run.architecture in only]
-    return whole, before, refuse_leaks(asked, device, records.environment().get("proofs"))
+    proofs = refuse_leaks(asked, device, records.environment().get("proofs"))
+    return _Accepted(whole=whole, before=before, proofs=proofs)
+
+
+def _prepare(
+    execution: Execution,
+    asked: StudyConfig,
+    only: set[str],
+    accepted: _Accepted,
+    log: Callable[[str], None],
+    held: contextlib.ExitStack,
+    records: StudyRecords,
+) -> Plan | None:
+    """Set the study up; return its plan, None where another command has changed the directory since `accepted`."""
+    whole, device = accepted.whole, torch.device(execution.device)
+    material, evaluations = material_of(whole, records.path), plan_evaluations(whole)
+    _refuse_missing(material, evaluations)
+    with records.locked(log):
+        if _content(records) != accepted.before:
+            return None
+        held.enter_context(records.entered())
+        workloads = material.workloads()  # may fail: the directory is not yet this study's
+        runs = selected_runs(records, whole, asked, vocabulary_of(workloads), only)
+        check_evaluations(whole, evaluations, workloads)
+        earlier = held_study(records).train if records.has_study else asked.train
+        for run in runs:
+            _refuse_other(records, run, earlier)
+        if not is_remote(execution.on.executor):  # else its jobs look at their own device
+            refuse_other_precision(records, whole, runs, device)
+        plan = Plan(study=whole, runs=runs, evaluations=tuple(evaluations))
+        records.create(whole.model_dump(mode="json"))
+        _write_environment(records, plan, material, device, accepted.proofs)
+    return plan
+
+
+def _refuse_other(records: StudyRecords, run: RunSpec, earlier: TrainSection) -> None:
+    """Raise ConfigError when what is recorded is another run, unless it is continued to more tokens."""
+    own = records.run(run.name, run.seed, run.rate)
+    info = own.info()
+    if info is not None and info.hash not in (None, run.hash):
+        with records.claimed(own) as mine:
+            if not mine:
+                raise ConfigError(f"another command trains {own.path} with other settings; wait until it has ended.")
+            continue_to_more_tokens(own, run, earlier)
+    refuse_other(own, run)
 
 
 def _refuse_missing(material: Material, evaluations: Sequence[Evaluation]) -> None:
@@ -160,12 +193,6 @@ def _refuse_damaged(records: StudyRecords, study: StudyConfig) -> None:
         evals, log = run.evals(), TrainingLog.read(run)
         if study.data is not None:
             load(run, evals, log, (*study.data.train, *study.data.ood))
-
-
-def _refuse_changed(records: StudyRecords, before: dict[str, Any] | None) -> None:
-    """Raise ConfigError when another command has changed study.yaml since this one read it."""
-    if _content(records) != before:
-        raise ConfigError(f"another command changed the study in {records.path}; run the same command again.")
 
 
 def _content(records: StudyRecords) -> dict[str, Any] | None:

@@ -16,7 +16,7 @@ from basecap.plugins import load_plugin
 from basecap.records import RunRecords, StudyRecords
 from basecap.records.branches import branch_of
 from basecap.records.evaluation_points import At, includes
-from basecap.run.evaluation_job import StoredPoint
+from basecap.run.evaluation_job import StoredPoint, is_measured, measured
 from basecap.run.executors import EXECUTORS, Executor, Resources, device_here, devices_for
 from basecap.run.jobs import Execution, Runtime, report_failure
 from basecap.run.provenance import absent_plugins, plugin_entries, refuse_other
@@ -121,9 +121,7 @@ def _unmeasured_at(
 ) -> list[StoredPoint]:
     """Return those of a run's `steps`, or of one of its branches, where an evaluation that is due has no numbers."""
     records = runtime.run_records(run) if branch is None else branch_of(runtime.run_records(run), branch)
-    done: dict[tuple[int, str], set[tuple[str, str]]] = defaultdict(set)
-    for record in records.evals():
-        done[record.step, record.eval].add((record.subset, record.metric))
+    done = measured(records)
     empty, weights, workload = records.unmeasured(), _stored(records), runtime.workloads[run.task]
     points = []
     for step in steps:
@@ -137,7 +135,7 @@ def _unmeasured_at(
             for evaluation in runtime.evaluations
             if due(at)
             and due(evaluation.config.at)
-            and not _is_measured(done.get((step, evaluation.declaration.name)), evaluation.expects(workload))
+            and not is_measured(evaluation, step, done, workload)
             and evaluation.declaration.name not in empty
         )
         if missing:
@@ -146,11 +144,6 @@ def _unmeasured_at(
                 StoredPoint(run=run, step=step, tokens=tokens, weights=found, evaluations=missing, branch=branch)
             )
     return points
-
-
-def _is_measured(found: set[tuple[str, str]] | None, expected: Collection[tuple[str, str]]) -> bool:
-    """Whether an evaluation has all numbers that are expected; tasks may have been added since it ran."""
-    return found is not None and found >= {*expected}
 
 
 def _stored(records: RunRecords) -> dict[int, Path]:
@@ -182,14 +175,14 @@ def evaluate_directory(
         log: takes sentences for the terminal.
 
     Raises:
-        ConfigError: there is no study or run, another process runs it, its text has changed, it has no weights, or
+        ConfigError: there is no study or run, another command changes it, its text has changed, it has no weights, or
             names and options that do not work.
         DataError: the data does not hold what is measured, or records that cannot be read.
         Interrupted: SIGINT, SIGTERM or SIGHUP; the numbers of finished evaluations are recorded.
     """
     alone = RunRecords(path).info() is not None
     records = StudyRecords(RunRecords(path).study if alone else path)
-    held = held_study(records)
+    before, held = records.study(), held_study(records)
     study = with_evaluations(held, [_entry(text, at, held) for text in add], records.path)
     names = select(study, only) & {*only} if only else select(study, only)  # no reference unless it is named
     loaded = {path: load_plugin(path) for path in plugins}
@@ -198,7 +191,7 @@ def evaluate_directory(
     with listening(), processes(chosen) as group, contextlib.ExitStack() as locks:
         devices = devices_for(chosen, on, group.world)
         material = material_of(study, records.path)
-        group.run_on_leader(lambda: _lock(records, material, locks))
+        group.run_on_leader(lambda: _lock(records, material, locks, log))
         workloads = material.workloads()
         vocabulary = vocabulary_of(workloads)
         if not (only or alone):
@@ -211,7 +204,7 @@ def evaluate_directory(
         runs = _finished(plan.runs, runtime, path if alone else None)
         for sentence in moved_points(runs, at or "every", "--at") if group.is_leader else ():
             log(sentence)
-        group.run_on_leader(lambda: _add(study, runtime))
+        group.run_on_leader(lambda: _add(study, before, runtime))
         with executor_of(execution, runtime, devices) as executor:
             failed = evaluate_stored(runs, runtime, executor, at or "every")
         return failed if group.is_leader else None
@@ -240,18 +233,23 @@ def _buildable(
     return given or set(names)
 
 
-def _lock(records: StudyRecords, material: Material, locks: contextlib.ExitStack) -> None:
-    """Keep other processes out of the directory, and prepare its text where that is not done."""
-    locks.enter_context(records.locked())
-    material.workloads()
+def _lock(records: StudyRecords, material: Material, locks: contextlib.ExitStack, log: Callable[[str], None]) -> None:
+    """Work in the directory, and prepare its text where that is not done."""
+    with records.locked(log):
+        locks.enter_context(records.entered())
+        material.workloads()
 
 
-def _add(study: StudyConfig, runtime: Runtime) -> None:
-    """Record what the study has gained."""
-    runtime.records.create(study.model_dump(mode="json"))
-    if entries := plugin_entries(study):
-        runtime.records.write_environment({**runtime.records.environment(), **entries})
-    runtime.records.write_declarations(evaluation.declaration for evaluation in runtime.evaluations)
+def _add(study: StudyConfig, before: dict[str, Any], runtime: Runtime) -> None:
+    """Record what the study has gained; raises ConfigError when another command has changed it."""
+    records = runtime.records
+    with records.locked():
+        if records.study() != before:
+            raise ConfigError(f"another command changed the study in {records.path}; run the same command again.")
+        records.create(study.model_dump(mode="json"))
+        if entries := plugin_entries(study):
+            records.write_environment({**records.environment(), **entries})
+        records.write_declarations(evaluation.declaration for evaluation in runtime.evaluations)
 
 
 def _finished(runs: Sequence[RunSpec], runtime: Runtime, path: Path | None) -> list[RunSpec]:

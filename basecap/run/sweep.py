@@ -106,15 +106,17 @@ def choose_rates(records: StudyRecords, runs: Sequence[RunSpec], log: Callable[[
         runs: the runs of sweeps that were tried.
         log: takes a sentence per architecture.
     """
-    sweeps = records.sweeps()
-    for name in dict.fromkeys(run.name for run in runs):
-        found, sentence = _choose(records, [run for run in runs if run.name == name])
-        log(f"{name}: {sentence}")
-        if found is not None:
-            sweeps.append(found)
-            records.write_sweeps(sweeps)
-    for sweep in sweeps:
-        _move(records, sweep)
+    with records.locked(log):
+        sweeps = records.sweeps()
+        held = {sweep.name for sweep in sweeps}  # another command may have chosen it
+        for name in dict.fromkeys(run.name for run in runs if run.name not in held):
+            found, sentence = _choose(records, [run for run in runs if run.name == name])
+            log(f"{name}: {sentence}")
+            if found is not None:
+                sweeps.append(found)
+                records.write_sweeps(sweeps)
+        for sweep in sweeps:
+            _move(records, sweep)
 
 
 def _choose(records: StudyRecords, runs: Sequence[RunSpec]) -> tuple[Sweep | None, str]:

@@ -1,7 +1,7 @@
 """A training job: one run of a study, from its last checkpoint to its end or to the record of why it failed."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -37,16 +37,31 @@ LONG = 60.0
 VALIDATION = "validation_accuracy"
 
 
-def train_run(run: RunSpec, runtime: Runtime) -> RunInfo:
+def train_run(run: RunSpec, runtime: Runtime) -> RunInfo | None:
     """Train one run unless it is finished, and return its info; a failure is recorded and logged, not raised.
 
-    An error in only one of several processes is raised: the others wait for it in the middle of a step, and `torchrun`
-    ends all processes.
+    Returns None where processes outside the runtime's group train it now. An error in only one of several processes is
+    raised: the others wait for it in the middle of a step, and `torchrun` ends all processes.
     """
     records, group = runtime.run_records(run), runtime.group
-    held = records.info()
-    if held is not None and held.finished:
-        return held
+    with ExitStack() as held:
+        if not group.run_on_leader(lambda: held.enter_context(runtime.records.claimed(records))):
+            return None
+        found = group.run_on_leader(lambda: _finished(run, runtime))
+        return found or _train_claimed(run, runtime)
+
+
+def _finished(run: RunSpec, runtime: Runtime) -> RunInfo | None:
+    """Return the info of a finished run; another command may have chosen its rate and moved it."""
+    info = runtime.run_records(run).info()
+    if info is None and run.sweep:
+        moved = runtime.records.run(run.name, run.seed).info()
+        info = moved if moved is not None and moved.lr == run.rate else None
+    return info if info is not None and info.finished else None
+
+
+def _train_claimed(run: RunSpec, runtime: Runtime) -> RunInfo:
+    records, group = runtime.run_records(run), runtime.group
     IMPLEMENTATIONS.clear()
     size = runtime.workloads[run.task].pass_tokens
     passes = None if size is None else run.passes(size)

@@ -69,7 +69,9 @@ def try_new(runs: Sequence[RunSpec], runtime: Runtime, attempt: Attempt, allow_u
         failure, records = failures[run.architecture], runtime.run_records(run)
         started = replace(starting_info(records, run, runtime.device), ops=failure.ops)
         info = started.failed(failure.message, failure.traceback)
-        records.write_info(info)
+        with runtime.records.claimed(records) as mine:
+            if mine:  # else another command trains it
+                records.write_info(info)
         infos.append(info)
     for name, failure in failures.items():
         report_failure(f"{name} failed before training", failure, runtime.log)

@@ -2,6 +2,7 @@
 
 import ctypes
 import hashlib
+import os
 import platform
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -63,6 +64,15 @@ def limit_processors(threads: int | None, compilers: int | None) -> None:
         from torch._inductor import config  # half a second, which a process that compiles nothing need not wait
 
         config.compile_threads = compilers
+
+
+def refuse_lone_tasks() -> None:
+    """Raise ConfigError in one of several tasks of `srun` that `torchrun` did not start: each would do all the work."""
+    tasks = os.environ.get("SLURM_STEP_NUM_TASKS", "1")
+    if tasks != "1" and not dist.is_torchelastic_launched():
+        raise ConfigError(
+            f"srun started this command {tasks} times, and each would run the whole study; use one task, or torchrun."
+        )
 
 
 def describe(device: torch.device) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import math
 import os
 import re
 import shutil
+import socket
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 from pydantic_core import from_json, to_json
 
 from basecap.errors import DataError
-from basecap.system.foreign import open_to_append, read_file
+from basecap.system.foreign import open_file, open_to_append, read_file
 
 logger = logging.getLogger("basecap.files")
 
@@ -61,6 +62,21 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 def read_array(path: Path) -> bytes:
     """Return these rows as one JSON array, unchecked: reading that is faster than row by row."""
     return b"[" + _whole_lines(path)[:-1].replace(b"\n", b",") + b"]"
+
+
+def read_last_lines(path: Path, count: int, most: int = 1 << 16) -> list[dict[str, Any]]:
+    """Return the last whole rows of a .jsonl file, at most `count` and those in its last `most` bytes; [] without it.
+
+    Rows that are damaged are left out.
+    """
+    rows = []
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError), open_file(path) as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - most))
+        for line in file.read(most).split(b"\n")[-count - 1 : -1]:
+            with contextlib.suppress(ValueError):
+                row = from_json(line)
+                rows += [row] if isinstance(row, dict) else []
+    return rows
 
 
 def _whole_lines(path: Path) -> bytes:
@@ -152,10 +168,15 @@ def fsync_files(directory: Path) -> None:
                 os.fsync(file.fileno())
 
 
+def process_name() -> str:
+    """Return the host and number of this process, for names of files that are this process's alone."""
+    return f"{safe_name(socket.gethostname())}-{os.getpid()}"
+
+
 @contextlib.contextmanager
 def replacing(path: Path, other: str = "another directory") -> Iterator[Any]:
     """Open a temporary binary file, renamed to `path` if the block succeeds; raises DataError as `writing` does."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    partial = path.with_name(f".{path.name}.{process_name()}.partial")
     try:
         with writing(path, other):
             with partial.open("wb") as file:

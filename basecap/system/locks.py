@@ -1,47 +1,136 @@
-"""Locks of directories between processes on one machine."""
+"""Locks between processes, on one machine or on several that share a file system.
+
+A lock is a file. Where the file system has flock, the lock ends with its process. Where it has not, as on some network
+disks, the lock is a lease: a file with the host, the process and a heartbeat, which outlives a killed process. Others
+take it once its heartbeat has not changed for LEASE seconds of their own clock; the clocks of hosts may differ.
+"""
 
 import fcntl
+import os
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from basecap.errors import ConfigError
-from basecap.system.foreign import open_file, open_to_append
+from basecap.system.foreign import open_file, open_to_append, refuse_link
 
 #: Seconds between two looks at a lock that another process holds.
 POLL = 0.1
+#: Seconds without a heartbeat after which a lease ends. A holder renews it three times in that time.
+LEASE = 60.0
+#: End of the names of leases.
+ENDING = ".lease"
+#: When this process saw the heartbeat of a lease change: its inode and time of change, and seconds of this clock.
+_SEEN: dict[Path, tuple[tuple[int, int], float]] = {}
+
+
+class Busy(ConfigError):
+    """Another process holds a lock."""
+
+
+class Held:
+    """A lock that this process holds."""
+
+    def __init__(self, path: Path):
+        """Take its file."""
+        self.path = path
+        self._file = path.stat()
+
+    @property
+    def lost(self) -> bool:
+        """Whether another process took it, because this one was stopped for longer than a lease lasts."""
+        try:
+            return not os.path.samestat(self.path.stat(), self._file)
+        except FileNotFoundError:
+            return True
+        except OSError:  # a disk that does not answer is no reason to think so
+            return False
 
 
 @contextmanager
-def locked(directory: Path, busy: str | None = None) -> Iterator[None]:
-    """Hold the lock of a directory, which is created; the lock ends with the process.
+def locked(directory: Path, busy: str | None = None, name: str = "lock", keep: bool = True) -> Iterator[Held]:
+    """Hold a lock in a directory, which is created.
 
     Args:
-        directory: directory of the file `lock`.
-        busy: message of the ConfigError when another process holds the lock; None waits for that process.
+        directory: of the lock's file.
+        busy: message when another process holds the lock; None waits for that process.
+        name: of the file.
+        keep: whether the file stays after this; a lease never does.
 
-    Raises DataError when the lock is a link or no regular file.
+    Raises:
+        Busy: another process holds the lock.
+        DataError: the lock is a link or no regular file.
+        OSError: it cannot be written.
     """
+    import filelock  # 40 ms
+
     directory.mkdir(parents=True, exist_ok=True)
-    with open_to_append(directory / "lock") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX if busy is None else fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise ConfigError(busy) from error
-        yield
-
-
-def is_locked(directory: Path) -> bool:
-    """Return whether a process holds the lock of a directory; creates no file."""
+    lock: filelock.BaseFileLock
+    if _has_flock(directory):
+        path = directory / name
+        open_to_append(path).close()
+        lock = filelock.FileLock(path, fallback_to_soft=False)
+    else:
+        path = directory / f"{name}{ENDING}"
+        refuse_link(path)
+        lock = filelock.SoftFileLease(path, lease_duration=LEASE)
     try:
-        with open_file(directory / "lock") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
+        lock.acquire(blocking=busy is None, poll_interval=POLL)
+    except filelock.Timeout as error:
+        raise Busy(busy) from error
+    try:
+        yield Held(path)
+    finally:
+        if not keep and path.suffix != ENDING:
+            path.unlink(missing_ok=True)  # whoever waits for this file sees that it is no longer there
+        lock.release()
+
+
+def _has_flock(directory: Path) -> bool:
+    """Whether flock works on the files of a directory; leaves no file."""
+    try:
+        with tempfile.TemporaryFile(dir=directory) as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def is_locked(directory: Path, name: str = "lock") -> bool:
+    """Return whether a process holds a lock in a directory; creates no file.
+
+    A lease counts as held until this process has seen no heartbeat for LEASE seconds.
+    """
+    if _is_leased(directory / f"{name}{ENDING}"):
         return True
+    with suppress(FileNotFoundError), open_file(directory / name) as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:  # no flock, so nothing is locked by it
+            return False
+    return False
+
+
+def _is_leased(path: Path) -> bool:
+    try:
+        found = path.stat()
     except FileNotFoundError:
         return False
-    return False
+    heartbeat, now = (found.st_ino, found.st_mtime_ns), time.monotonic()
+    if path not in _SEEN or _SEEN[path][0] != heartbeat:
+        _SEEN[path] = heartbeat, now
+    return now - _SEEN[path][1] < LEASE
+
+
+def remove_ended(directory: Path, prefix: str) -> None:
+    """Remove the files of locks whose names begin with `prefix` and whose processes were killed."""
+    for path in directory.glob(f"{prefix}*"):
+        with suppress(Busy, OSError), locked(directory, "it is held", path.name.removesuffix(ENDING), keep=False):
+            pass
 
 
 @contextmanager

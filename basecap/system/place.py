@@ -7,6 +7,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from basecap.errors import LostDirectory
+from basecap.system.locks import Held
 
 
 class Place:
@@ -15,6 +16,8 @@ class Place:
     def __init__(self, directory: Path):
         """Open both; raises LostDirectory when one is not there."""
         self.directory = directory
+        #: Locks that this process holds in it and must hold to write.
+        self.held: list[Held] = []
         try:
             self._lock = os.open(directory / "lock", os.O_RDONLY)
             self._directory = os.open(directory, os.O_RDONLY)
@@ -38,9 +41,16 @@ class Place:
             return False
 
     def refuse_left(self) -> None:
-        """Raise LostDirectory when the path leads elsewhere or nowhere."""
+        """Raise LostDirectory when the path leads elsewhere or nowhere, or as `refuse_taken` does."""
         if self.left:
             raise self._lost()
+        self.refuse_taken()
+
+    def refuse_taken(self) -> None:
+        """Raise LostDirectory when another process took a lock of this one."""
+        for lock in (lock for lock in self.held if lock.lost):
+            name = f"{self.directory} ({lock.path.name})"
+            raise LostDirectory(f"another process took over a run in {name}, as this one did not answer; run again.")
 
     def _lost(self) -> LostDirectory:
         return LostDirectory(f"{self.directory} was moved, removed or replaced while it was in use; run again.")

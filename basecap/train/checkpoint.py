@@ -24,7 +24,7 @@ from basecap.data.hashes import file_digest
 from basecap.errors import CheckpointError
 from basecap.models.config import ModelConfig
 from basecap.models.language_model import LanguageModel
-from basecap.system.files import LARGEST, fsync_files, write_error
+from basecap.system.files import LARGEST, fsync_files, process_name, write_error
 from basecap.system.foreign import read_file
 from basecap.train.average import WeightAverage
 
@@ -105,7 +105,7 @@ def save_weights(directory: Path, model: LanguageModel, step: int) -> None:
 
 def _write(directory: Path, step: int, config: ModelConfig, files: dict[str, dict[str, Tensor]]) -> None:
     """Write the tensors of each file, the state and the checksums atomically; raises CheckpointError on failure."""
-    partial = directory / f".partial-{step}"
+    partial = directory / f".partial-{step}-{process_name()}"
     try:
         for left in directory.glob(".partial-*"):  # of a killed process
             shutil.rmtree(left, ignore_errors=True)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from basecap.errors import BasecapError, TrainingError, describe_error
+from basecap.system.environment import refuse_lone_tasks
 
 T = TypeVar("T")
 
@@ -97,9 +98,12 @@ class Processes:
 def processes(device: torch.device) -> Iterator[Processes]:
     """Join the process group if `torchrun` started this process; yields the rank of this process.
 
+    Raises ConfigError in one of several tasks of `srun` without `torchrun`.
+
     A process that fails does not destroy the group, because that would wait for processes that wait for this one. It
     exits, and `torchrun` stops the others.
     """
+    refuse_lone_tasks()
     if not dist.is_torchelastic_launched():
         yield Processes()
         return

@@ -25,7 +25,6 @@ from basecap.errors import CheckpointError, DataError, Interrupted, LostDirector
 from basecap.models.language_model import LanguageModel
 from basecap.records import RunRecords
 from basecap.records.branches import branch_of, finish_branch, start_branch
-from basecap.system.files import fsync_files, writing
 from basecap.system.progress import Pauses, progress
 from basecap.train import checkpoint
 from basecap.train.average import WeightAverage
@@ -283,8 +282,7 @@ class Trainer:
             self._saved_step, self._saved_time = done, time.monotonic()
 
     def _write(self, done: int) -> None:
-        with writing(self.records.path / "metrics.jsonl"):
-            fsync_files(self.records.path)  # records must not be lost if the checkpoint survives
+        self.records.flush()  # they must not be lost if the checkpoint survives
         checkpoint.save(self.records.resume, self.model, self.optimiser, done, self.average)
 
     def _resume(self, log: Callable[[str], None]) -> int:

@@ -2,11 +2,12 @@
 
 import json
 import os
+import threading
 from pathlib import Path
 
 import pytest
 
-from basecap.errors import ConfigError, DataError
+from basecap.errors import ConfigError, DataError, LostDirectory
 from basecap.records import StudyRecords
 from basecap.records.measured import Declaration
 from basecap.system.files import read_json
@@ -22,12 +23,48 @@ def test_a_study_is_read_back_and_written_where_it_differs(records):
     assert records.study() == {**STUDY, "train": {"lr": 2e-3}}
 
 
-def test_one_process_at_a_time_runs_a_study(records):
-    taken = pytest.raises(ConfigError, match="another process is running this study in")
-    with records.locked(), taken, records.locked():
-        pass
+def test_one_command_at_a_time_sets_a_study_up(records):
+    said, done = [], threading.Event()
+
+    def second() -> None:
+        with StudyRecords(records.path).locked(said.append):
+            done.set()
+
+    waiting = threading.Thread(target=second)
     with records.locked():
-        assert records.study() == STUDY
+        waiting.start()
+        assert not done.wait(0.3) and records.busy
+    waiting.join(60)
+    assert done.is_set() and not records.busy
+    assert said == [f"waiting for another command that sets up the study in {records.path}."]
+
+
+def test_a_run_has_one_process_and_a_study_has_many(records, tmp_path_factory):
+    link = tmp_path_factory.mktemp("links") / "link"
+    link.symlink_to(records.path)
+    with records.entered(), StudyRecords(link).entered() as other:
+        run, own = records.run("base", 0), other.run("base", 0)
+        with records.claimed(run) as mine, other.claimed(own) as taken, other.claimed(other.run("base", 1)) as free:
+            assert (mine, taken, free) == (True, False, True) and other.is_claimed(own)
+        with other.claimed(own) as mine:
+            assert mine and records.busy
+        assert not records.is_claimed(run) and records.busy
+    assert not records.busy and not (records.path / "locks").exists()
+
+
+def test_a_run_that_another_process_took_over_is_written_no_more(records, monkeypatch):
+    monkeypatch.setattr("basecap.system.locks._has_flock", lambda directory: False)
+    with records.entered():
+        run = records.run("base", 0)
+        with records.claimed(run) as mine:
+            (lease,) = (records.path / "locks").glob("runs-base-s0*")
+            run.append_metrics({"step": 1})
+            lease.rename(lease.with_suffix(".old"))
+            lease.write_text("of another process")
+            for write in (lambda: run.append_metrics({"step": 2}), run.flush):
+                with pytest.raises(LostDirectory, match=r"another process took over a run in .*, as this one did not"):
+                    write()
+            assert mine and len(run.metrics()) == 1
 
 
 @pytest.mark.parametrize("name", ["report.html", "notes", "runs"])
@@ -78,9 +115,6 @@ def test_a_file_is_no_directory_of_a_study(records):
 def test_a_study_behind_a_link_is_the_same_study(records, tmp_path_factory):
     link = tmp_path_factory.mktemp("links") / "link"
     link.symlink_to(records.path)
-    taken = pytest.raises(ConfigError, match="another process is running this study in")
-    with records.locked(), taken, StudyRecords(link).locked():
-        pass
     assert StudyRecords(link).study() == STUDY
 
 

@@ -79,7 +79,7 @@ def test_a_live_report_follows_a_study_to_its_end(tmp_path, monkeypatch):
     run.write_info(replace(run.info(), status="running"))  # and stays so: the process is killed
     pages = []
     with ExitStack() as process:
-        process.enter_context(records.locked())
+        process.enter_context(records.entered())
 
         def goes_on(_):
             pages.append((tmp_path / "report.html").read_text())

@@ -3,6 +3,8 @@
 import json
 import shutil
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -27,10 +29,31 @@ def test_another_study_in_the_directory_is_refused(study_file, tmp_path):
         run(study_file, tmp_path / "out", settings=("train.lr=1e-4",))
 
 
-def test_a_study_that_is_running_is_refused_at_once(study_file, tmp_path):
-    with StudyRecords(tmp_path / "out").locked(), pytest.raises(ConfigError, match="another process is running this"):
-        run(study_file, tmp_path / "out")
-    assert [path.name for path in (tmp_path / "out").iterdir()] == ["lock"]
+def test_two_commands_share_the_runs_of_a_study(study_file, tmp_path, monkeypatch):
+    out, infos = tmp_path / "out", []
+    monkeypatch.setattr("basecap.run.shared_work.PAUSE", 0.05)
+    command = threading.Thread(
+        target=lambda: infos.extend(run(study_file, out, settings=("train.tokens=512", "seeds=[0,1]")))
+    )
+    records = StudyRecords(out)
+    own, others = records.run("transformer++", 0), [records.run("window 4", seed) for seed in (0, 1)]
+    with records.claimed(own) as mine:
+        command.start()
+        while not all(other.finished for other in others):
+            assert command.is_alive()
+            time.sleep(0.05)
+        assert mine and own.info() is None
+    command.join(120)
+    done = [(info.name, info.seed) for info in infos if info.finished]
+    assert done == [(name, seed) for seed in (0, 1) for name in ("transformer++", "window 4")]
+
+
+def test_a_run_in_training_is_not_continued_to_more_tokens(study_file, tmp_path):
+    out, settings = tmp_path / "out", ("train.schedule=constant", "train.warmup=1")
+    run(study_file, out, settings=(*settings, "train.tokens=512"), only=("transformer++",))
+    records = StudyRecords(out)
+    with records.claimed(records.run("transformer++", 0)), pytest.raises(ConfigError, match="another command trains"):
+        run(study_file, out, settings=(*settings, "train.tokens=768"), only=("transformer++",))
 
 
 def test_another_version_of_a_plugin_is_refused(study, tmp_path, monkeypatch):
@@ -135,13 +158,12 @@ def test_no_study_is_trained_in_two_precisions_because_of_the_device(study_file,
     assert run(study_file, out, only=only)[0].before == ()
 
 
-def test_a_study_that_another_command_changes_meanwhile_is_refused(study_file, tmp_path, monkeypatch):
+def test_a_study_that_another_command_begins_meanwhile_is_joined(study_file, tmp_path, monkeypatch):
     out = tmp_path / "out"
-    content = load_study(str(study_file), ("seeds=[7]",)).model_dump(mode="json")
+    content = load_study(str(study_file), ("seeds=[7]", "train.tokens=512")).model_dump(mode="json")
     monkeypatch.setattr("basecap.run.start.refuse_leaks", lambda *given: StudyRecords(out).create(content) or {})
-    with pytest.raises(ConfigError, match=r"another command changed the study in .*; run the same command again"):
-        run(study_file, out)
-    assert StudyRecords(out).study()["seeds"] == [7] and not StudyRecords(out).runs()
+    (info,) = run(study_file, out, settings=("train.tokens=512",), only=("transformer++",))
+    assert info.finished and info.seed == 0 and StudyRecords(out).study()["seeds"] == [7, 0]
 
 
 def test_changed_text_is_refused_where_a_run_is_continued(study, study_file, tmp_path):

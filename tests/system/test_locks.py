@@ -1,5 +1,9 @@
 """A directory has one holder at a time, and a holder that is killed holds nothing."""
 
+import errno
+import fcntl
+import os
+import socket
 import subprocess
 import sys
 import threading
@@ -9,13 +13,16 @@ from pathlib import Path
 import pytest
 
 from basecap.errors import ConfigError, DataError
-from basecap.system.locks import first_alone, is_locked, locked
+from basecap.system.locks import first_alone, is_locked, locked, remove_ended
 
 HOLDER = """
 import sys, time
 from pathlib import Path
-from basecap.system.locks import locked
-with locked(Path(sys.argv[1])):
+from basecap.system import locks
+if sys.argv[2:]:
+    locks._has_flock = lambda directory: False
+    locks.LEASE = 0.6
+with locks.locked(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(60)
 """
@@ -119,3 +126,77 @@ def test_after_a_failure_the_next_one_is_first(tmp_path):
         assert not stopped
     with first_alone(tmp_path, "block", lambda: pytest.fail("waits")):
         pass
+
+
+@pytest.fixture
+def without_flock(monkeypatch):
+    """A file system without flock, on which a lease lasts 0.6 seconds."""
+    monkeypatch.setattr("basecap.system.locks._has_flock", lambda directory: False)
+    monkeypatch.setattr("basecap.system.locks.LEASE", 0.6)
+
+
+def lease_of_another_host(directory: Path) -> Path:
+    path = directory / "lock.lease"
+    path.write_text("filelock/2\npid=1\nhost=elsewhere\nmode=lease\ntoken=0\nduration=0.6\n")
+    return path
+
+
+def test_without_flock_a_lock_is_a_file_with_host_and_process(tmp_path, without_flock):
+    with locked(tmp_path, "busy; wait."):
+        assert is_locked(tmp_path) and f"pid={os.getpid()}\nhost={socket.gethostname()}" in (
+            (tmp_path / "lock.lease").read_text()
+        )
+        with pytest.raises(ConfigError, match=r"^busy; wait\.$"), locked(tmp_path, "busy; wait."):
+            pass
+    assert not is_locked(tmp_path) and list(tmp_path.iterdir()) == []
+    with subprocess.Popen([sys.executable, "-c", HOLDER, str(tmp_path), "lease"], stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None and holder.stdout.readline() == b"held\n"
+        holder.kill()
+        holder.wait()
+        with locked(tmp_path, "busy"):  # on the same host a process that has ended holds nothing
+            assert is_locked(tmp_path)
+
+
+def test_the_heartbeat_of_another_host_decides_whatever_its_clock_says(tmp_path, without_flock):
+    lease, since = lease_of_another_host(tmp_path), time.monotonic()
+    hour = 3600 * 10**9
+    beats = iter(time.time_ns() + sign * hour + n for n in range(8) for sign in (1, -1))
+    while time.monotonic() - since < 1.2:
+        os.utime(lease, ns=(next(beats),) * 2)
+        assert is_locked(tmp_path)
+        with pytest.raises(ConfigError, match="busy"), locked(tmp_path, "busy"):
+            pass
+        time.sleep(0.15)
+    silent = time.monotonic()
+    with locked(tmp_path):  # waits until the heartbeat has not changed for as long as a lease lasts
+        assert 0.4 < time.monotonic() - silent < 30
+    assert not is_locked(tmp_path)
+
+
+def test_whether_flock_works_is_found_without_a_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with locked(tmp_path):
+        assert [path.name for path in tmp_path.iterdir()] == ["lock.lease"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def refuse(file, how):
+    raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+
+def test_a_lease_that_was_taken_is_lost(tmp_path, without_flock):
+    with locked(tmp_path) as held:
+        assert not held.lost
+        (tmp_path / "lock.lease").rename(tmp_path / "aside")
+        assert held.lost
+        lease_of_another_host(tmp_path)
+        assert held.lost
+
+
+def test_locks_of_killed_processes_are_removed(tmp_path):
+    (tmp_path / "command-1").touch()
+    with locked(tmp_path, name="command-2", keep=False):
+        remove_ended(tmp_path, "command-")
+        assert [path.name for path in tmp_path.iterdir()] == ["command-2"]
+        assert is_locked(tmp_path, "command-2") and not is_locked(tmp_path, "command-1")
+    assert list(tmp_path.iterdir()) == []

@@ -25,7 +25,7 @@ def move(out, other):
 
 def replace(out, other):
     out.rename(other)
-    with StudyRecords(out).locked():  # another command begins there
+    with StudyRecords(out).entered():  # another command begins there
         pass
 
 
@@ -65,7 +65,7 @@ def train(model, records, *, at_batch=None, at_update=None, at_evaluation=None, 
 def test_a_run_stops_with_a_checkpoint_where_its_directory_is(model, tmp_path, act, moment, step):
     out, other = tmp_path / "out", tmp_path / "other"
     now = out if act is unlock else other
-    with StudyRecords(out).locked() as study, pytest.raises(LostDirectory) as stopped:
+    with StudyRecords(out).entered() as study, pytest.raises(LostDirectory) as stopped:
         train(model, study.run("base", 0), **moment, act=lambda: act(out, other))
     if act is remove:
         gone = f"{out} was removed or replaced while it was in use; no checkpoint can be written."
@@ -86,7 +86,7 @@ def test_a_run_stops_with_a_checkpoint_where_its_directory_is(model, tmp_path, a
 
 
 def test_every_write_looks_for_its_directory(tmp_path):
-    with StudyRecords(tmp_path / "out").locked() as study:
+    with StudyRecords(tmp_path / "out").entered() as study:
         run = study.run("base", 0)
         run.append_metrics({"step": 1})
         (tmp_path / "out").rename(tmp_path / "other")

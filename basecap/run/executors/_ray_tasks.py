@@ -62,8 +62,8 @@ def attempt(execution: Execution, run: RunSpec) -> JobFailure | None:
     return _worker.attempt(run)
 
 
-def train(execution: Execution, run: RunSpec) -> RunInfo:
-    """Train a run and return its info."""
+def train(execution: Execution, run: RunSpec) -> RunInfo | None:
+    """Train a run and return its info, None where another command trains it."""
     device = environment.choose_device(execution.device)
     refuse_other_precision(StudyRecords(execution.out), execution.study, [run], device)
     return _worker.train(run)

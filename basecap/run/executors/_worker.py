@@ -60,8 +60,11 @@ def measure(run: RunSpec) -> Footprint:
         return sharing.measure(run, _runtime[0].device)
 
 
-def train(run: RunSpec) -> RunInfo:
-    """Train a run and return its info; raises Interrupted when a signal came, after a checkpoint."""
+def train(run: RunSpec) -> RunInfo | None:
+    """Train a run and return its info, None where another command trains it.
+
+    Raises Interrupted when a signal came, after a checkpoint.
+    """
     try:
         with deferred():
             info = train_run(run, _runtime[0])

@@ -7,6 +7,7 @@ from basecap.records import RunInfo
 from basecap.run.evaluation_job import StoredPoint, evaluate_point
 from basecap.run.executors._contract import Executor, executor
 from basecap.run.jobs import Execution, JobFailure, Runtime
+from basecap.run.shared_work import train_shared
 from basecap.run.training_job import train_run
 from basecap.run.trial import try_run
 from basecap.train.interruption import deferred
@@ -30,11 +31,13 @@ class InProcessExecutor(Executor):
 
     def train(self, runs: Sequence[RunSpec]) -> list[RunInfo]:
         """Return each run's info; raises Interrupted when a signal came, after a checkpoint."""
-        infos = []
+        return train_shared(runs, self._train, self.runtime)
+
+    def _train(self, runs: Sequence[RunSpec]) -> Iterator[tuple[RunSpec, RunInfo | None]]:
         for run in runs:
             with deferred():  # a signal waits for a checkpoint, or for the record that the run is finished
-                infos.append(train_run(run, self.runtime))
-        return infos
+                info = train_run(run, self.runtime)
+            yield run, info
 
     def evaluate(
         self, points: Sequence[StoredPoint], show: Callable[[str], None]

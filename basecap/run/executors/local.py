@@ -18,6 +18,7 @@ from basecap.run.executors._contract import Executor, Start, executor
 from basecap.run.executors.in_process import InProcessExecutor
 from basecap.run.jobs import KILLED, Execution, JobFailure, Runtime, lacks_memory
 from basecap.run.provenance import starting_info
+from basecap.run.shared_work import train_shared
 from basecap.run.sharing import choose
 from basecap.system import mps
 from basecap.system.processes import WorkerKilled, WorkerPool, usable_cores
@@ -110,13 +111,15 @@ class LocalExecutor(Executor):
 
     def _train(self, runs: Sequence[RunSpec]) -> dict[str, RunInfo]:
         """Return each run's info by its label."""
-        infos = {}
+        found = train_shared(runs, self._train_once, self.runtime)
+        return {run.label: info for run, info in zip(runs, found, strict=True)}
+
+    def _train_once(self, runs: Sequence[RunSpec]) -> Iterator[tuple[RunSpec, RunInfo | None]]:
         for run, future in self.pool.run(_worker.train, runs):
             try:
-                infos[run.label] = future.result()
+                yield run, future.result()
             except WorkerKilled:
-                infos[run.label] = record_killed(run, self.runtime, KILLED)
-        return infos
+                yield run, record_killed(run, self.runtime, KILLED)
 
     def evaluate(
         self, points: Sequence[StoredPoint], show: Callable[[str], None]
@@ -129,13 +132,19 @@ class LocalExecutor(Executor):
                 yield point, dict.fromkeys(point.evaluations, JobFailure(message=f"{KILLED}."))
 
 
-def record_killed(run: RunSpec, runtime: Runtime, why: str) -> RunInfo:
-    """Record, log and return that a run failed whose process is gone, unless it was finished before that."""
+def record_killed(run: RunSpec, runtime: Runtime, why: str) -> RunInfo | None:
+    """Record, log and return that a run failed whose process is gone, unless it was finished before that.
+
+    Returns None where another command trains it since.
+    """
     records = runtime.run_records(run)
-    info = records.info() or starting_info(records, run, runtime.device)
-    if info.finished:  # killed after it recorded that and before it answered
-        return info
-    info = info.failed(f"{why}; the run resumes from its last checkpoint.")
-    records.write_info(info)
+    with runtime.records.claimed(records) as mine:
+        if not mine:
+            return None
+        info = records.info() or starting_info(records, run, runtime.device)
+        if info.finished:  # killed after it recorded that and before it answered
+            return info
+        info = info.failed(f"{why}; the run resumes from its last checkpoint.")
+        records.write_info(info)
     runtime.log(f"{run.label} failed: {info.message}")
     return info

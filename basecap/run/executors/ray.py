@@ -37,6 +37,7 @@ from basecap.run.executors._ray_tasks import Answer, Errand
 from basecap.run.executors.local import record_killed
 from basecap.run.jobs import Execution, JobFailure, Runtime
 from basecap.run.resources import Resources
+from basecap.run.shared_work import train_shared
 from basecap.train.interruption import SIGNALS, deferred
 
 #: Seconds between two looks at whether a signal came while tasks run.
@@ -172,13 +173,15 @@ class RayExecutor(Executor):
 
     def train(self, runs: Sequence[RunSpec]) -> list[RunInfo]:
         """Return each run's info; raises Interrupted when a signal came, after each task wrote a checkpoint."""
-        held = {run.label: self.runtime.run_records(run).info() for run in runs}
-        infos = {label: info for label, info in held.items() if info is not None and info.finished}
-        waiting = [run for run in runs if run.label not in infos]
+        return train_shared(runs, self._train, self.runtime)
+
+    def _train(self, runs: Sequence[RunSpec]) -> Iterator[tuple[RunSpec, RunInfo | None]]:
+        held = [(run, self.runtime.run_records(run).info()) for run in runs]
+        yield from ((run, info) for run, info in held if info is not None and info.finished)
+        waiting = [run for run, info in held if info is None or not info.finished]
         for number, answer in self._run(_ray_tasks.train, waiting, [self._below(run) for run in waiting]):
             run = waiting[number]
-            infos[run.label] = record_killed(run, self.runtime, LOST) if answer is None else answer.result
-        return [infos[run.label] for run in runs]
+            yield run, record_killed(run, self.runtime, LOST) if answer is None else answer.result
 
     def evaluate(
         self, points: Sequence[StoredPoint], show: Callable[[str], None]
