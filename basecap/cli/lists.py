@@ -142,11 +142,13 @@ def _domains(full: bool) -> list[dict[str, Any]]:
     """Domains of text that a study takes under data.train and data.ood, by their source."""
     from basecap.data.sources import SOURCES
 
-    return [
-        {"source": name, "domain": domain, "summary": (entry.__doc__ or "").partition("\n")[0]}
-        for name, entry in SOURCES.items()
-        for domain in entry.known_domains or ("(folders of data.path)",)
-    ]
+    rows = []
+    for name, entry in SOURCES.items():
+        unknown = "(folders of data.path)" if "path" in entry.reads else "(as named on the hub)"
+        for domain in entry.known_domains or (unknown,):
+            about = entry.about(domain)
+            rows.append({"source": name, "domain": domain, **(about if full else {"summary": about["summary"]})})
+    return rows
 
 
 def _settings(full: bool) -> list[dict[str, Any]]:

@@ -27,10 +27,21 @@ class DataConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     source: str = Field(
-        description="source of the text, see `basecap list domains`: installed, slimpajama, jsonl, text or a plugin's"
+        description="source of the text, see `basecap list domains`: installed, jsonl, text, hub, slimpajama, another "
+        "set of the hub or a plugin's"
     )
     path: Line | None = Field(None, description="directory of the text, for sources that read a directory")
-    hub: Line | None = Field(None, description="name of a Hugging Face dataset to stream instead of reading data.path")
+    hub: Line | None = Field(
+        None,
+        description="name of a Hugging Face dataset to stream instead of reading data.path; source hub takes a name "
+        "with a configuration per domain, or one with {domain} in it for a dataset per domain",
+    )
+    max_files: Count | None = Field(
+        None,
+        ge=1,
+        description="maximum number of files of each domain and split of a dataset of the hub, chosen by the hashes of "
+        "their names (default: all)",
+    )
     tokenizer: Line = Field(
         "bpe",
         description="bpe (trained on the training documents), bytes, a local tokenizer.json or its directory, "
@@ -82,7 +93,7 @@ class DataConfig(BaseModel):
     @model_validator(mode="after")
     def _names_are_known(self) -> "DataConfig":
         known, reads = SOURCES.get(self.source).known_domains, SOURCES.get(self.source).reads
-        for option in ("path", "hub"):
+        for option in ("path", "hub", "max_files"):
             if getattr(self, option) is not None and option not in reads:
                 raise ConfigError(f"source {self.source!r} does not use data.{option}; remove it.")
         is_path = re.fullmatch(r"path(/[1-9][0-9]?)?", self.cluster or "path")
@@ -113,6 +124,7 @@ class DataConfig(BaseModel):
     def options_hash(self) -> str:
         """Hash (sixteen hex digits) of the options that the tokens depend on."""
         exclude = {"cache", "workers", "seq_len", "weights"}
+        exclude |= {"max_files"} if self.max_files is None else set()  # an option that earlier versions did not have
         return digest([FORMAT, self.model_dump(mode="json", exclude=exclude)])
 
     @property

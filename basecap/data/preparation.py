@@ -72,8 +72,9 @@ def find_prepared(config: DataConfig, cache: Path) -> PreparedData | None:
 def check_text(config: DataConfig, cache: Path) -> None:
     """Raise ConfigError or DataError if `prepare` would find no text; writes nothing and uses no network."""
     with _translated_os_errors(cache):
-        if config.hub is None and not _record(config, cache).is_file():
-            SOURCES.get(config.source)(config).parts()
+        source = SOURCES.get(config.source)(config)
+        if not _record(config, cache).is_file() and source.download() is None:
+            source.parts()
 
 
 def missing_inputs(config: DataConfig, cache: Path) -> list[str]:
@@ -98,12 +99,13 @@ def remote_inputs(config: DataConfig, cache: Path) -> list[str]:
     """Return a sentence for each input of `prepare` that comes from the network."""
     if _record(config, cache).is_file():
         return []
-    text = f"the text is streamed from the dataset {config.hub!r} of the Hugging Face hub."
+    streamed = SOURCES.get(config.source)(config).download()
     tokenizer = (
         f"tokenizer {config.tokenizer!r} is downloaded from the Hugging Face hub; give a local tokenizer.json with "
         "--set data.tokenizer=FILE to avoid that."
     )
-    return [*([text] if config.hub else []), *([] if is_local(config.tokenizer) else [tokenizer])]
+    text = [] if streamed is None else [f"the text is streamed from {streamed}."]
+    return [*text, *([] if is_local(config.tokenizer) else [tokenizer])]
 
 
 @contextmanager

@@ -75,6 +75,10 @@ class SourceOptions(Protocol):
         """What documents that are drawn together have in common."""
 
     @property
+    def max_files(self) -> int | None:
+        """Maximum number of files of each domain and split of a dataset of the hub."""
+
+    @property
     def options_hash(self) -> str:
         """Hash of the options that the tokens depend on."""
 
@@ -85,7 +89,7 @@ class Source(ABC):
     #: Domains that a study can name; empty if they depend on the content of the directory.
     known_domains: ClassVar[tuple[str, ...]] = ()
 
-    #: Which of the options `path` and `hub` the source uses; setting another is an error.
+    #: Which of the options `path`, `hub` and `max_files` the source uses; setting another is an error.
     reads: ClassVar[tuple[str, ...]] = ("path",)
 
     #: Whether documents are records with keys for `data.cluster`; otherwise they are files with a path.
@@ -106,6 +110,11 @@ class Source(ABC):
         """Return keys to suggest for `data.cluster`, none if they are unknown."""
         return ()
 
+    @classmethod
+    def about(cls, domain: str) -> dict[str, str]:
+        """Return what `basecap list domains` shows of a domain: its "summary", and more for its JSON."""
+        return {"summary": (cls.__doc__ or "").partition("\n")[0]}
+
     @property
     def cluster_keys(self) -> tuple[str, ...]:
         """The dotted key `data.cluster` of records, if it is set."""
@@ -113,7 +122,7 @@ class Source(ABC):
 
     def record_cluster(self, record: Mapping[str, Any]) -> str | None:
         """Return the value of a record under the dotted key `data.cluster`, None if it lacks the key or has NaN."""
-        found = None if self.config.cluster is None else _value(record, self.config.cluster)
+        found = None if self.config.cluster is None else value_of(record, self.config.cluster)
         if isinstance(found, float) and math.isnan(found):  # how pandas writes a missing value
             return None
         return str(found) if isinstance(found, str | int | float) and found != "" else None
@@ -127,6 +136,10 @@ class Source(ABC):
     def split_of(self, domain: str, text: str) -> Split:
         """Return the split of a text by its hash, for sources without splits."""
         return split_of(text, trained=domain not in self.config.ood)
+
+    def download(self) -> str | None:
+        """Return what is read over the network, as the rest of "the text is streamed from", None for nothing."""
+        return None
 
     def remark(self) -> str | None:
         """Return a remark about the text for readers of the results, one line without a full stop, or None.
@@ -162,13 +175,13 @@ class Source(ABC):
         return DataError(f"{self.config.path} has no domain {domain!r} ({needs}): {nearest(domain, known)}")
 
 
-def _value(record: Mapping[str, Any], key: str) -> Any:
+def value_of(record: Mapping[str, Any], key: str) -> Any:
     """Return the value under a dotted key, whose dots separate levels or are part of a key; None without one."""
     if key in record:
         return record[key]
     for dot in re.finditer(r"\.", key):
         below = record.get(key[: dot.start()])
-        if isinstance(below, Mapping) and (found := _value(below, key[dot.end() :])) is not None:
+        if isinstance(below, Mapping) and (found := value_of(below, key[dot.end() :])) is not None:
             return found
     return None
 

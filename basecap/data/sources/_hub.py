@@ -1,88 +1,115 @@
-"""Datasets of the Hugging Face hub, or local ones, streamed file by file with the `datasets` library."""
+"""Datasets of the Hugging Face hub, or directories with copies of them, read file by file."""
 
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
-from basecap.data.sources._contract import SPLITS, Part
-from basecap.data.sources._lines import SUFFIXES, record_files
+from basecap.data.hashes import digest, file_digest
+from basecap.data.sources._contract import SPLITS, Part, SourceOptions, Split
+from basecap.data.sources._lines import ENDINGS, SUFFIXES, read_records, record_files, records_of, refuse_pairs
 from basecap.errors import BasecapError, ConfigError, DataError
 
-
-def parts(name: str) -> list[Part]:
-    """Return one part per file of a dataset's train, validation and test splits."""
-    found = []
-    for split in SPLITS:
-        with _errors_of(name):
-            count = _dataset(name, split).num_shards
-        found += [Part(f"{split}/{index}-of-{count}", split=split) for index in range(count)]
-    return found
+#: Bytes that are read ahead of a file on the hub.
+AHEAD = 8 << 20
 
 
 def files(name: str) -> list[str]:
-    """Return the sorted names of the JSON Lines files of a dataset, for one whose splits are not the study's."""
+    """Return the sorted names of the files of records in a dataset."""
     if Path(name).is_dir():
         return [path.relative_to(name).as_posix() for path in record_files(Path(name))]
-    from huggingface_hub import HfApi
-
-    with _errors_of(name):
-        found = HfApi().list_repo_files(name, repo_type="dataset", revision=_revision(name))
-    return sorted(file for file in found if file.endswith(SUFFIXES))
+    return sorted(file for file in _remote_files(name) if file.endswith(SUFFIXES))
 
 
-def records(name: str, part: Part) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield (location, record) for each record of a part that `parts` returned."""
-    split, _, place = part.name.partition("/")
-    index, _, count = place.partition("-of-")
-    with _errors_of(name):
-        rows = _dataset(name, split).shard(num_shards=int(count), index=int(index))
-        yield from _with_text(f"{name}/{part.name}", rows)
-
-
-def file_records(name: str, file: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield (location, record) for each record of one of a dataset's `files`."""
-    place = name if Path(name).is_dir() else f"hf://datasets/{name}@{_revision(name)}"
-    with _errors_of(name):
-        rows = _library().load_dataset("json", data_files=f"{place}/{file}", split="train", streaming=True)
-        yield from _with_text(f"{name}/{file}", rows)
-
-
-def fingerprints(name: str, part: Part) -> dict[str, str]:
-    """Return the commit of the dataset by the name of a part."""
-    return {f"{name}/{part.name}": _revision(name)}
-
-
-@cache
-def _revision(name: str) -> str:
-    """Return the commit of a dataset on the hub; "local" for a directory."""
-    if Path(name).is_dir():
-        return "local"
-    from huggingface_hub import HfApi
-
-    with _errors_of(name):
-        return HfApi().dataset_info(name).sha or "unknown"
-
-
-def _with_text(place: str, rows: Iterable[dict[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
-    for number, record in enumerate(rows, 1):
-        if not isinstance(record.get("text"), str):
-            raise DataError(f'{place}:{number} has no text; choose a dataset whose records have the field "text".')
-        yield f"{place}:{number}", record
-
-
-def _dataset(name: str, split: str) -> Any:
-    commit = _revision(name)
-    return _library().load_dataset(name, split=split, streaming=True, revision=None if commit == "local" else commit)
-
-
-def _library() -> Any:
+def split_files(name: str, configuration: str | None = None) -> dict[str, list[str]]:
+    """Return the files of each split of a dataset's configuration, as its card or the names of its files say."""
     try:
         import datasets
     except ImportError as error:
         raise ConfigError("data.hub needs the datasets library; install basecap[hf].") from error
-    return datasets
+    commit = _revision(name)
+    with _errors_of(name):
+        builder = datasets.load_dataset_builder(name, configuration, revision=commit)
+        splits = dict(builder.config.data_files or {})
+    found = {str(split): [_within(name, file) for file in urls] for split, urls in splits.items()}
+    for file in (file for names in found.values() for file in names):
+        if not file.endswith(SUFFIXES):
+            raise DataError(f"dataset {name!r} holds {file}; only files that end in {ENDINGS} are read.")
+    return found
+
+
+def parts_of(options: SourceOptions, domain: str, splits: Mapping[str, Sequence[str]]) -> list[Part]:
+    """Return the parts of a domain, one per file, named DOMAIN/FILE.
+
+    The splits count where the dataset has all three, and an unseen domain then needs no training files; otherwise
+    documents are split by their hashes. `data.max_files` chooses files by the hashes of their names.
+    """
+    groups: dict[Split | None, Sequence[str]] = {split: splits[split] for split in SPLITS if split in splits}
+    if len(groups) < len(SPLITS):
+        groups = {None: [file for names in splits.values() for file in names]}
+    elif domain in options.ood:
+        del groups["train"]
+    refuse_pairs([Path(file) for names in groups.values() for file in names], SUFFIXES)
+    return [
+        Part(f"{domain}/{file}", split=split)
+        for split, names in groups.items()
+        for file in sorted(sorted(names, key=digest)[: options.max_files])
+    ]
+
+
+def description(options: SourceOptions, datasets: Iterable[tuple[str, str | None]]) -> str:
+    """Return the rest of "the text is streamed from": datasets, each with its published size."""
+    found = dict.fromkeys(name if size is None else f"{name} ({size})" for name, size in datasets)
+    files = f"{options.max_files} files" if options.max_files else "all files (data.max_files limits them)"
+    return f"the Hugging Face hub, {files} of each domain and split: {', '.join(found)}"
+
+
+def records(name: str, file: str, keys: Sequence[str] | None) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield (location, record) for each record of one of a dataset's files; see `records_of`."""
+    if Path(name).is_dir():
+        yield from read_records(Path(name, file), keys)
+        return
+    from huggingface_hub import HfFileSystem
+
+    place = f"datasets/{name}@{_revision(name)}/{file}"
+    with _errors_of(name), HfFileSystem().open(place, "rb", block_size=AHEAD) as opened:
+        yield from records_of(PurePosixPath(name, file), opened, keys)
+
+
+def fingerprint(name: str, file: str) -> str:
+    """Return the commit of a dataset on the hub, or the SHA-256 of a file in a directory."""
+    return file_digest(Path(name, file)) if Path(name).is_dir() else _revision(name) or "unknown"
+
+
+@cache
+def _remote_files(name: str) -> list[str]:
+    from huggingface_hub import HfApi
+
+    with _errors_of(name):
+        return HfApi().list_repo_files(name, repo_type="dataset", revision=_revision(name))
+
+
+@cache
+def _revision(name: str) -> str | None:
+    """Return the commit of a dataset on the hub, None for a directory."""
+    if Path(name).is_dir():
+        return None
+    from huggingface_hub import HfApi
+
+    with _errors_of(name):
+        return HfApi().dataset_info(name).sha
+
+
+def _within(name: str, url: str) -> str:
+    """Return the name of a file within its dataset; raises DataError for one that is not in its directory."""
+    if remote := re.fullmatch(r"hf://datasets/[^@]+@[^/]+/(.+)", url):
+        return remote[1]
+    path, directory = Path(url).absolute(), Path(name).absolute()
+    if not path.is_relative_to(directory) or ".." in path.relative_to(directory).parts:
+        raise DataError(f"dataset {name!r} names the file {url}, which is not in it; correct its card.")
+    return path.relative_to(directory).as_posix()
 
 
 @contextmanager
@@ -93,5 +120,5 @@ def _errors_of(name: str) -> Iterator[None]:
         raise
     except Exception as error:  # the libraries raise errors of many classes, which change between releases
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
-        remedy = "check data.hub" if Path(name).is_dir() else "check data.hub and the network"
-        raise DataError(f"dataset {name!r} cannot be read ({reason}); {remedy}.") from error
+        remedy = "the directory" if Path(name).is_dir() else "its name and the network"
+        raise DataError(f"dataset {name!r} cannot be read ({reason}); check {remedy}.") from error

@@ -24,6 +24,8 @@ SETS = {
 
 #: A domain that SlimPajama does not have, for tests on long documents unlike any training domain.
 EXTRA_DOMAIN = "automathtext"
+#: Stands for the other domains, which share files, in the names of parts of a dataset of the hub.
+WHOLE = "slimpajama"
 #: The dataset of the hub that it is published as.
 EXTRA_HUB = "math-ai/AutoMathText"
 
@@ -33,14 +35,17 @@ class SlimPajama(Source):
     """SlimPajama-627B, or other text in its layout."""
 
     known_domains = (*SETS.values(), EXTRA_DOMAIN)
-    reads = ("path", "hub")
+    reads = ("path", "hub", "max_files")
 
     def parts(self) -> list[Part]:
         """Return one part per file of the directory or of the dataset; raises ConfigError or DataError."""
         wanted = EXTRA_DOMAIN in (*self.config.train, *self.config.ood)
         if self.config.hub is not None:
-            names = _hub.files(self._extra_hub()) if wanted else []
-            return _hub.parts(self.config.hub) + [Part(f"{EXTRA_DOMAIN}/{name}") for name in names]
+            splits = _hub.split_files(self.config.hub)
+            if missing := [split for split in SPLITS if split not in splits]:
+                raise DataError(f"dataset {self.config.hub!r} has no split {missing[0]}; check data.hub.")
+            extra = {"all": _hub.files(self._extra_hub()) if wanted else []}
+            return _hub.parts_of(self.config, WHOLE, splits) + _hub.parts_of(self.config, EXTRA_DOMAIN, extra)
         directory = self.directory()
         found = []
         for split in SPLITS:
@@ -76,14 +81,24 @@ class SlimPajama(Source):
         """Return the hash of the file, or the commit of the dataset."""
         if self.config.hub is None:
             return super().fingerprints(part)
-        return _hub.fingerprints(self._extra_hub() if _is_extra(part) else self.config.hub, part)
+        name, file = self._file_of(part)
+        return {f"{name}/{file}": _hub.fingerprint(name, file)}
 
     def _records(self, part: Part) -> Iterator[tuple[str, dict[str, Any]]]:
         if self.config.hub is None:
             return (item for path in part.paths for item in read_records(path))
-        if _is_extra(part):
-            return _hub.file_records(self._extra_hub(), part.name.removeprefix(f"{EXTRA_DOMAIN}/"))
-        return _hub.records(self.config.hub, part)
+        return _hub.records(*self._file_of(part), None)
+
+    def download(self) -> str | None:
+        """Name the datasets of the hub."""
+        extra = [EXTRA_HUB] if EXTRA_DOMAIN in (*self.config.train, *self.config.ood) else []
+        named = [(name, None) for name in (self.config.hub or "", *extra)]
+        return _hub.description(self.config, named) if self.config.hub is not None else None
+
+    def _file_of(self, part: Part) -> tuple[str, str]:
+        """Return the dataset and the file of a part that is not local."""
+        domain, _, file = part.name.partition("/")
+        return self._extra_hub() if domain == EXTRA_DOMAIN else self.config.hub or "", file
 
     def _extra_hub(self) -> str:
         """Return the dataset of the additional domain; beside a local dataset it is a directory, as without the hub."""
