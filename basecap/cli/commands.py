@@ -19,6 +19,7 @@ from basecap.cli.check import check, guard
 from basecap.cli.data import data_app
 from basecap.cli.options import (
     LARGEST,
+    AllowUnproved,
     AsJson,
     Device,
     ExecutorName,
@@ -32,6 +33,7 @@ from basecap.cli.options import (
     Settings,
     SlurmSettings,
     StudyArgument,
+    Threads,
     executor_settings,
     load_plugins,
     log,
@@ -102,9 +104,8 @@ def run(
     executor: ExecutorName = "local",
     slurm: SlurmSettings = None,
     ray: RaySettings = None,
-    allow_unproved: Annotated[
-        bool, typer.Option("--allow-unproved", help="also train mixers that are not proved to see no future")
-    ] = False,
+    threads: Threads = None,
+    allow_unproved: AllowUnproved = False,
     until_decided: Annotated[
         bool, typer.Option("--until-decided", help="add seeds until every row of the table has a verdict")
     ] = False,
@@ -130,7 +131,7 @@ def run(
     train = partial(
         execute,
         out=directory,
-        on=Resources(device=device, per_device=per_device, executor=executor, settings=tuned),
+        on=Resources(device=device, per_device=per_device, executor=executor, settings=tuned, threads=threads),
         plugins=plugin,
         log=log,
         allow_unproved=allow_unproved,

@@ -71,6 +71,13 @@ RunsPerDevice = Annotated[
         help="runs at a time on each GPU or on the CPU; auto: as many as a trial step leaves room for on a GPU",
     ),
 ]
+AllowUnproved = Annotated[
+    bool, typer.Option("--allow-unproved", help="also train mixers that are not proved to see no future")
+]
+Threads = Annotated[
+    int | None,
+    typer.Option(min=1, max=1024, help="CPU threads of each run on a CPU (default: what a trial step shows is faster)"),
+]
 ExecutorName = Annotated[
     str,
     typer.Option(

@@ -121,6 +121,7 @@ def remarks(plan: Plan, rows: list[dict[str, Any]], out: Path) -> list[str]:
         "bench models` measures it.",
         f"Disk: {sum(row[RESUME] for row in rows):.3g} GiB in resume/, the last two checkpoints of each run, and "
         f"{sum(row[KEPT] for row in rows):.3g} GiB in weights/ (train.keep = {study.train.keep}).",
+        *_threads(rows, out),
         *(f"Warning: {sentence}" for sentence in little_disk(plan.runs, out)),
         *_passes(plan, workloads),
         *maturity_warnings(plan, _parameters(study, rows), _pass_sizes(workloads)),
@@ -142,6 +143,19 @@ def _proofs(runs: Sequence[RunSpec]) -> list[str]:
     more = f", and {longest} for a leak test" if text else ""
     proof = f"Proof before training that no output of {', '.join(names)} sees the future"
     return [f"{proof}: at most {BUDGET:.0f} s{each}{more}.", *tests]
+
+
+def _threads(rows: list[dict[str, Any]], out: Path) -> list[str]:
+    """Return how many CPU threads runs on a CPU take, nothing where there is one thread or a GPU."""
+    most, held = environment.most_threads(), StudyRecords(out).run_threads()
+    names = dict.fromkeys(row["architecture"] for row in rows)
+    chosen = sorted({held[name] for name in names if name in held})
+    if environment.choose_device(None).type != "cpu" or (most == 1 and not chosen):
+        return []
+    line = f"CPU threads of a run: 1 or {most}, whichever a trial step shows is faster (--threads N sets them)."
+    if chosen:
+        line = f"CPU threads of a run: {' or '.join(map(str, chosen))}, as recorded in {out}."
+    return [line]
 
 
 def _finished(rows: list[dict[str, Any]], out: Path) -> list[str]:

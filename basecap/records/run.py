@@ -40,11 +40,12 @@ _Seconds = BeforeValidator(lambda value: {} if isinstance(value, int | float) el
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """What a run was trained on: the device, "fp32" or "bf16", and the version of each package."""
+    """What a run was trained on: the device, "fp32" or "bf16", the version of each package, and threads of a CPU."""
 
     device: str | None = None
     precision: str | None = None
     packages: dict[str, str] = field(default_factory=dict)
+    threads: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -57,6 +57,8 @@ from basecap.system.yaml_text import parse_yaml
 ALLOWED_BEFORE = ("lock", "lock.lease", "locks", "data")
 #: Beginning of the names of the locks of commands.
 COMMAND = "command-"
+#: Entry of environment.json, see `StudyRecords.run_threads`.
+RUN_THREADS = "run_threads"
 #: What an analysis takes from runs alone.
 MEASURED = ("points", "documents")
 
@@ -237,6 +239,13 @@ class StudyRecords:
     def environment(self) -> dict[str, Any]:
         """Return the content of environment.json, {} when it does not exist."""
         return read_json(self.path / "environment.json") or {}
+
+    def run_threads(self) -> dict[str, int]:
+        """Return the CPU threads that runs on a CPU train with, by architecture, once chosen; raises DataError."""
+        found = self.environment().get(RUN_THREADS, {})
+        if not isinstance(found, dict) or not all(isinstance(count, int) and count > 0 for count in found.values()):
+            raise DataError(f"{self.path / 'environment.json'}: {RUN_THREADS} must name numbers of threads; remove it.")
+        return found
 
     def write_declarations(self, declarations: Iterable[Declaration]) -> None:
         """Write the declarations of the study's evaluations."""

@@ -16,6 +16,7 @@ from basecap.plan.runs import RunSpec
 from basecap.records import RunRecords
 from basecap.records.branches import branch_of
 from basecap.records.measured import Record
+from basecap.run import threads
 from basecap.run.jobs import JobFailure, Runtime, describe_failure
 from basecap.train.checkpoint import load_stored
 from basecap.train.distributed import Processes
@@ -138,7 +139,8 @@ def evaluate_point(
 
     context = Context(data=runtime.workloads[point.run.task], device=device, autocast=placement.autocast, note=note)
     failures = {}
-    with ExitStack() as held:
+    count = info.threads if info is not None and device.type == "cpu" else None
+    with ExitStack() as held, threads.using(count):
         claim = runtime.records.claimed(runtime.run_records(point.run), wait=True)
         group.run_on_leader(lambda: held.enter_context(claim))
         names = group.run_on_leader(lambda: _still_due(point, records, runtime))

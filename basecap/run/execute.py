@@ -10,6 +10,7 @@ from basecap.plan.needs import little_disk
 from basecap.plan.runs import RunSpec, moved_points
 from basecap.plugins import load_plugin
 from basecap.records import RunInfo
+from basecap.run import threads
 from basecap.run.executors import EXECUTORS, Resources, device_here, devices_for
 from basecap.run.jobs import Execution, Runtime
 from basecap.run.start import start_study
@@ -55,10 +56,14 @@ def execute(
     with listening(), processes(chosen) as group, contextlib.ExitStack() as held:
         checked = check(study, group.world)
         devices = devices_for(chosen, on, group.world)
+        threads.refuse(on.threads, chosen)
         executor_of = EXECUTORS.get(on.executor)
         execution = Execution(study=study, out=out, device=str(chosen), plugins=loaded, on=on)
         started = start_study(execution, checked, only, group, log, held)
         plan, runtime = started.plan, started.runtime
+        if on.threads is not None:
+            chosen_threads = dict.fromkeys((run.architecture for run in plan.runs), on.threads)
+            group.run_on_leader(lambda: threads.record(chosen_threads, runtime.records))
 
         with executor_of(started.execution, runtime, devices if len(plan.runs) > 1 else devices[:1]) as executor:
             failed = group.run_on_leader(lambda: try_new(plan.runs, runtime, executor.attempt, allow_unproved))

@@ -29,15 +29,26 @@ NO_MEMORY = ("out of memory", "DefaultCPUAllocator", "MemoryError")
 
 @dataclass(frozen=True, kw_only=True)
 class JobFailure:
-    """Why a job failed: a message, the traceback of an unexpected error, the implementation of each op.
-
-    `untested` says that nothing failed, but that leaks are not excluded: what was not tested, and why.
-    """
+    """Why a job failed: a message, the traceback of an unexpected error, the implementation of each op."""
 
     message: str
-    untested: tuple[str, ...] = ()
     traceback: str | None = None
     ops: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """What a trial of a run found.
+
+    Attributes:
+        failure: why the run cannot train.
+        untested: what was not tested for leaks, and why, for an architecture from a plugin.
+        step_seconds: seconds of a training step by the threads of the CPU, if that was timed.
+    """
+
+    failure: JobFailure | None = None
+    untested: tuple[str, ...] = ()
+    step_seconds: Mapping[int, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +61,7 @@ class Execution:
         device: where models are.
         plugins: each plugin file with the digest of the code that this command loaded.
         on: what its jobs run on.
-        threads: what a process may use for operations on the CPU.
+        threads: the most that a process may use for operations on the CPU.
         compilers: the processes that one may compile with.
         service: the directory of CUDA's Multi-Process Service, see `basecap.system.mps`.
         compiled: a directory in which processes note whose blocks are compiled, see `first_alone`.

@@ -32,10 +32,11 @@ def starting_info(records: RunRecords, run: RunSpec, device: torch.device) -> Ru
         device=found["device"],
         precision=resolve(run.train.precision, device),
         packages={"basecap": found["basecap"], **found["packages"]},
+        threads=found["threads"] if device.type == "cpu" else None,
     )
     held = records.info() if latest(records.resume) is not None else None
     before = () if held is None else held.before
-    if held is not None and held.machine not in (Machine(), machine):
+    if held is not None and held.machine not in (Machine(), machine, replace(machine, threads=None)):
         before = (*before, held.machine)
     return RunInfo(
         name=run.name,
@@ -52,6 +53,7 @@ def starting_info(records: RunRecords, run: RunSpec, device: torch.device) -> Ru
         device=machine.device,
         precision=machine.precision,
         packages=machine.packages,
+        threads=machine.threads,
         before=before,
         seconds={} if held is None else held.seconds,
         status="running",

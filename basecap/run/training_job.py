@@ -15,6 +15,7 @@ from basecap.ops import IMPLEMENTATIONS
 from basecap.plan.runs import RunSpec
 from basecap.records import RunInfo, RunRecords
 from basecap.records.evaluation_points import includes
+from basecap.run import threads
 from basecap.run.evaluation_job import EvaluatedModel, evaluate
 from basecap.run.jobs import JobFailure, Runtime, describe_failure, report_failure
 from basecap.run.provenance import loaded_plugins, starting_info
@@ -48,7 +49,8 @@ def train_run(run: RunSpec, runtime: Runtime) -> RunInfo | None:
         if not group.run_on_leader(lambda: held.enter_context(runtime.records.claimed(records))):
             return None
         found = group.run_on_leader(lambda: _finished(run, runtime))
-        return found or _train_claimed(run, runtime)
+        with threads.recorded(run, runtime.records, runtime.device):
+            return found or _train_claimed(run, runtime)
 
 
 def _finished(run: RunSpec, runtime: Runtime) -> RunInfo | None:

@@ -4,8 +4,10 @@ import gc
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
+from torch import Tensor
 from torch.optim import Optimizer
 
 from basecap.data.workload import Workload
@@ -16,7 +18,8 @@ from basecap.models.language_model import LanguageModel
 from basecap.ops import IMPLEMENTATIONS
 from basecap.plan.runs import RunSpec
 from basecap.records import RunInfo, StudyRecords
-from basecap.run.jobs import JobFailure, Runtime, describe_failure, lacks_memory, report_failure
+from basecap.run import threads
+from basecap.run.jobs import JobFailure, Runtime, Trial, describe_failure, lacks_memory, report_failure
 from basecap.run.proofs import Doubt, doubt
 from basecap.run.provenance import starting_info
 from basecap.system.progress import progress
@@ -27,10 +30,10 @@ from basecap.train.checkpoint import latest
 from basecap.train.diagnose import first_bad_module
 from basecap.train.distributed import error_sentence
 from basecap.train.loop import DevicePlacement
-from basecap.train.optim import build_optimiser, clip_gradients
+from basecap.train.optim import build_optimiser, clip_gradients, set_learning_rate
 
-#: Tries runs and yields each of them with why it cannot train, None where it can.
-Attempt = Callable[[Sequence[RunSpec]], Iterable[tuple[RunSpec, JobFailure | None]]]
+#: Tries runs and yields each of them with what was found.
+Attempt = Callable[[Sequence[RunSpec]], Iterable[tuple[RunSpec, Trial]]]
 
 
 def untried(runs: Sequence[RunSpec], records: StudyRecords) -> list[RunSpec]:
@@ -53,13 +56,17 @@ def try_new(runs: Sequence[RunSpec], runtime: Runtime, attempt: Attempt, allow_u
         attempt: tries runs, in this process or in several.
         allow_unproved: whether architectures train of which nothing proves that they see no future.
     """
-    trials, found, untested = untried(runs, runtime.records), {}, {}
+    trials, tried = untried(runs, runtime.records), dict[str, Trial]()
     with progress("trial steps", total=len(trials), unit="architectures") as advance:
-        for run, failure in attempt(trials):
-            untested[run.architecture] = failure.untested if failure else ()
-            found[run.architecture] = None if untested[run.architecture] else failure
+        for run, trial in attempt(trials):
+            tried[run.architecture] = trial
             advance(1, note=run.architecture)
+    found = {name: trial.failure for name, trial in tried.items()}
+    if runtime.device.type == "cpu":
+        timed = {name: trial.step_seconds for name, trial in tried.items() if trial.failure is None}
+        threads.record_choice(timed, runtime.records, runtime.log)
     sound = [run for run in trials if not found[run.architecture]]
+    untested = {name: trial.untested for name, trial in tried.items()}
     doubts = _doubts(sound, runtime, untested, allow_unproved)
     found |= {name: JobFailure(message=held.words) for name, held in doubts.items() if held is not None and held.stops}
     names = [run.architecture for run in trials]
@@ -108,17 +115,17 @@ def _record(faults: Mapping[str, str | None], records: StudyRecords) -> None:
         records.write_environment(held | {"failed_checks": found})
 
 
-def try_run(run: RunSpec, runtime: Runtime) -> JobFailure | None:
-    """Try one run in this process alone, as one of its group would train it; return why it cannot, or untested leaks.
+def try_run(run: RunSpec, runtime: Runtime) -> Trial:
+    """Try one run in this process alone, as one of its group would train it.
 
-    Random generators, the record of ops and the device's memory are left as they were.
+    Its steps are timed on a CPU, unless the study has its threads. Random generators, the record of ops and the
+    device's memory are left as they were.
     """
     placement, failure = DevicePlacement.choose(runtime.device, runtime.group, run.train.precision), None
-    with undisturbed(placement.device):
+    trial = Trial()
+    with undisturbed(placement.device), threads.recorded(run, runtime.records, placement.device) as held:
         try:
-            untested = _run(run, runtime.evaluations, runtime.workloads[run.task], placement)
-            if untested:
-                failure = JobFailure(message="is not fully tested for leaks", untested=untested)
+            trial = _run(run, runtime.evaluations, runtime.workloads[run.task], placement, timed=held is None)
         except (Exception, SystemExit) as error:  # a fault of one architecture must not cost the others
             failure = replace(describe_failure(error), ops=dict(sorted(IMPLEMENTATIONS.items())))
             if lacks_memory(error_sentence(error)):
@@ -127,50 +134,70 @@ def try_run(run: RunSpec, runtime: Runtime) -> JobFailure | None:
         gc.collect()  # its traceback kept the model alive in a reference cycle
     if placement.device.type == "cuda":
         torch.cuda.empty_cache()
-    return failure
+    return replace(trial, failure=failure)
 
 
 def _run(
-    run: RunSpec, evaluations: Sequence[Evaluation], workload: Workload, placement: DevicePlacement
-) -> tuple[str, ...]:
-    """Train the study's model on one micro-batch of random tokens, uncompiled, and evaluate it on a batch each.
-
-    Returns what its leak test did not test, for an architecture from a plugin.
-    """
+    run: RunSpec, evaluations: Sequence[Evaluation], workload: Workload, placement: DevicePlacement, *, timed: bool
+) -> Trial:
+    """Train the study's model on one micro-batch of random tokens, uncompiled, and evaluate it on a batch each."""
     model = LanguageModel(run.model, checkpointing=run.train.checkpointing).initialise(run.seed).to(placement.device)
-    training_step(model, build_optimiser(model, model.recipe(), run.train), run, placement)
+    optimiser = build_optimiser(model, model.recipe(), run.train)
+    training_step(model, optimiser, run, placement)
     model.eval()
     context = Context(data=workload, device=placement.device, autocast=placement.autocast)
     with torch.no_grad():
         for evaluation in evaluations:
             evaluation.trial(model, context)
     measured = next((found for found in evaluations if isinstance(found, DomainLoss)), None)
+    untested: tuple[str, ...] = ()
     if run.task is None and measured is not None and not built_in(run.model):
         leaks = find_leaks_untrained(model, measured, context, int(run.hash, 16))
         if leaks.leaks and not leaks.raised:
             raise TrainingError(f"on held-out text, with random parameters, the model {leaks.leaks}.")
-        return tuple(leaks.untested)
-    return ()
+        untested = tuple(leaks.untested)
+    model.train()
+    set_learning_rate(optimiser, 0.0)  # so that it stays the model that was tried
+    step = partial(_update, model, optimiser, run, placement)
+    return Trial(untested=untested, step_seconds=threads.step_seconds(step, placement.device) if timed else {})
 
 
 def training_step(model: LanguageModel, optimiser: Optimizer, run: RunSpec, placement: DevicePlacement) -> None:
     """Update a model once, on one micro-batch of random tokens; raises TrainingError where a number is not finite."""
-    optimiser.zero_grad(set_to_none=True)
-    shape = (run.train.forward_batch(placement.processes.world), run.length + 1)
-    tokens = torch.randint(run.model.vocab, shape, generator=torch.Generator().manual_seed(0)).to(placement.device)
-    with placement.autocast():
-        loss = model(tokens[:, :-1], tokens[:, 1:])
-    loss.backward()
-    norm = clip_gradients(model, run.train)
+    loss, norm = _gradients(model, optimiser, run, placement)
     if not math.isfinite(loss.item()):
         with placement.autocast():
-            where = first_bad_module(model, tokens[:, :-1], tokens[:, 1:])
+            where = first_bad_module(model, *_inputs(run, placement))
         raise TrainingError(f"the loss of a first step is not finite; first bad: {where or 'not found again'}.")
     if not math.isfinite(norm.item()):
         raise TrainingError(
             "the gradients of a first step are not finite, where the loss is; correct the backward pass."
         )
     optimiser.step()
+
+
+def _update(model: LanguageModel, optimiser: Optimizer, run: RunSpec, placement: DevicePlacement) -> None:
+    """Do the work of a step."""
+    _gradients(model, optimiser, run, placement)
+    optimiser.step()
+
+
+def _gradients(
+    model: LanguageModel, optimiser: Optimizer, run: RunSpec, placement: DevicePlacement
+) -> tuple[Tensor, Tensor]:
+    """Compute the clipped gradients of one micro-batch; return its loss and the norm before clipping."""
+    optimiser.zero_grad(set_to_none=True)
+    with placement.autocast():
+        loss = model(*_inputs(run, placement))
+    loss.backward()
+    return loss.detach(), clip_gradients(model, run.train)
+
+
+def _inputs(run: RunSpec, placement: DevicePlacement) -> tuple[Tensor, Tensor]:
+    """Return inputs and targets of one micro-batch of random tokens, always the same."""
+    shape = (run.train.forward_batch(placement.processes.world), run.length + 1)
+    tokens = torch.randint(run.model.vocab, shape, generator=torch.Generator().manual_seed(0)).to(placement.device)
+    return tokens[:, :-1], tokens[:, 1:]
 
 
 def _memory_message(run: RunSpec, placement: DevicePlacement) -> str:

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from basecap import __version__
 from basecap.errors import ConfigError
 from basecap.names import check_device_name
+from basecap.system.processes import usable_cores
 
 PACKAGES = ("torch", "triton", "numba", "numpy", "tokenizers", "safetensors", "fla-core", "lm-eval")
 #: Folders of the package whose code can change the numbers of a run.
@@ -51,6 +52,11 @@ def _keep_freed_memory() -> None:
         libc = ctypes.CDLL(None)
         libc.mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
         libc.mallopt(M_MMAP_THRESHOLD, 2**25)  # the maximum in older releases
+
+
+def most_threads() -> int:
+    """Return the CPU threads that an operation of this process has; PyTorch does not know the quota of a container."""
+    return min(torch.get_num_threads(), usable_cores())
 
 
 def limit_processors(threads: int | None, compilers: int | None) -> None:

@@ -138,7 +138,7 @@ def test_no_study_is_trained_in_two_precisions_because_of_the_device(study_file,
     (info,) = run(study_file, out, only=only)
     assert info.precision == "fp32" and info.device.startswith("CPU") and info.before == ()
     assert {"torch", "basecap"} <= info.packages.keys()
-    elsewhere = {"device": "NVIDIA H200", "packages": {"torch": "2.8"}, "precision": "bf16"}
+    elsewhere = {"device": "NVIDIA H200", "packages": {"torch": "2.8"}, "precision": "bf16", "threads": None}
     path = out / "runs" / "transformer++-s0" / "run.json"
     change(path, **elsewhere)
     assert run(study_file, out, only=only)[0].precision == "bf16"  # finished: nothing is trained
@@ -154,7 +154,8 @@ def test_no_study_is_trained_in_two_precisions_because_of_the_device(study_file,
     change(path, precision="fp32")
     again = run(study_file, out, only=only)[0]
     assert again.before == (Machine(**elsewhere | {"precision": "fp32"}),) and again.device == info.device
-    change(path, status="failed", device=None, precision=None, packages=None, before=None)  # as before there were any
+    missing = dict.fromkeys(("device", "precision", "packages", "threads", "before"))  # as before there were any
+    change(path, status="failed", **missing)
     assert run(study_file, out, only=only)[0].before == ()
 
 

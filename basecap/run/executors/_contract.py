@@ -12,7 +12,7 @@ from basecap.plan.runs import RunSpec
 from basecap.records import RunInfo
 from basecap.registry import Registry
 from basecap.run.evaluation_job import StoredPoint
-from basecap.run.jobs import Execution, JobFailure, Runtime
+from basecap.run.jobs import Execution, JobFailure, Runtime, Trial
 from basecap.run.resources import Resources
 from basecap.run.sharing import MOST
 from basecap.system import environment
@@ -25,8 +25,8 @@ class Executor(AbstractContextManager["Executor"]):
     """
 
     @abstractmethod
-    def attempt(self, runs: Sequence[RunSpec]) -> Iterator[tuple[RunSpec, JobFailure | None]]:
-        """Try runs, see `basecap.run.trial`; yield each with why it cannot train, None where it can."""
+    def attempt(self, runs: Sequence[RunSpec]) -> Iterator[tuple[RunSpec, Trial]]:
+        """Try runs, see `basecap.run.trial`; yield each with what was found."""
 
     @abstractmethod
     def train(self, runs: Sequence[RunSpec]) -> list[RunInfo]:

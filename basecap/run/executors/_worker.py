@@ -9,7 +9,7 @@ from basecap.plugins import load_plugin
 from basecap.records import RunInfo, StudyRecords
 from basecap.run import sharing
 from basecap.run.evaluation_job import StoredPoint, evaluate_point
-from basecap.run.jobs import Execution, JobFailure, Runtime
+from basecap.run.jobs import Execution, JobFailure, Runtime, Trial
 from basecap.run.sharing import Footprint
 from basecap.run.training_job import train_run
 from basecap.run.trial import try_run
@@ -48,8 +48,8 @@ def begin(execution: Execution) -> None:
     ]
 
 
-def attempt(run: RunSpec) -> JobFailure | None:
-    """Try a run; return why it cannot train."""
+def attempt(run: RunSpec) -> Trial:
+    """Try a run; return what was found."""
     with deferred(), immediate():  # there is no checkpoint to write
         return try_run(run, _runtime[0])
 

@@ -6,7 +6,7 @@ from basecap.plan.runs import RunSpec
 from basecap.records import RunInfo
 from basecap.run.evaluation_job import StoredPoint, evaluate_point
 from basecap.run.executors._contract import Executor, executor
-from basecap.run.jobs import Execution, JobFailure, Runtime
+from basecap.run.jobs import Execution, JobFailure, Runtime, Trial
 from basecap.run.shared_work import train_shared
 from basecap.run.training_job import train_run
 from basecap.run.trial import try_run
@@ -24,7 +24,7 @@ class InProcessExecutor(Executor):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         """Do nothing, as this executor starts no processes."""
 
-    def attempt(self, runs: Sequence[RunSpec]) -> Iterator[tuple[RunSpec, JobFailure | None]]:
+    def attempt(self, runs: Sequence[RunSpec]) -> Iterator[tuple[RunSpec, Trial]]:
         """Try runs, see `basecap.run.trial`."""
         for run in runs:
             yield run, try_run(run, self.runtime)

@@ -16,7 +16,7 @@ from basecap.run.evaluation_job import StoredPoint
 from basecap.run.executors import _worker
 from basecap.run.executors._contract import Executor, Start, executor
 from basecap.run.executors.in_process import InProcessExecutor
-from basecap.run.jobs import KILLED, Execution, JobFailure, Runtime, lacks_memory
+from basecap.run.jobs import KILLED, Execution, JobFailure, Runtime, Trial, lacks_memory
 from basecap.run.provenance import starting_info
 from basecap.run.shared_work import train_shared
 from basecap.run.sharing import choose
@@ -84,13 +84,13 @@ class LocalExecutor(Executor):
             self.log(why)
         self._chosen = True
 
-    def attempt(self, runs: Sequence[RunSpec]) -> Iterator[tuple[RunSpec, JobFailure | None]]:
+    def attempt(self, runs: Sequence[RunSpec]) -> Iterator[tuple[RunSpec, Trial]]:
         """Try runs, see `basecap.run.trial`."""
         for run, future in self.pool.run(_worker.attempt, runs):
             try:
                 yield run, future.result()
             except WorkerKilled:
-                yield run, JobFailure(message=f"{KILLED}.")
+                yield run, Trial(failure=JobFailure(message=f"{KILLED}."))
 
     def train(self, runs: Sequence[RunSpec]) -> list[RunInfo]:
         """Return each run's info; raises Interrupted when a signal came, after each process wrote a checkpoint.
