@@ -67,6 +67,14 @@ def test_every_start_of_a_study_trains_with_the_threads_of_its_first_trial(study
     assert start("seeds=[0, 1, 2]", count=1) == [2, 2, 1] and StudyRecords(out).run_threads() == {"transformer++": 1}
 
 
+def test_a_choice_that_is_recorded_stays(tmp_path):
+    records, said = StudyRecords(tmp_path), []
+    for seconds in (0.2, 0.05):
+        threads.record_choice({"a": {1: 0.1, 8: seconds}, "b": {}}, records, said.append)
+    assert records.run_threads() == {"a": 1, "b": 1}
+    assert said[0] == "CPU threads: 1 for a; a step takes 100 ms with 1 and 200 ms with 8."
+
+
 def test_a_number_of_threads_is_for_runs_on_a_cpu():
     with pytest.raises(ConfigError, match="--threads is for runs on a CPU, and these run on cuda; leave it out"):
         threads.refuse(2, torch.device("cuda"))
