@@ -17,7 +17,7 @@ from basecap.records import RunInfo, StudyRecords
 from basecap.run.evaluation_job import StoredPoint
 from basecap.run.executors import _worker
 from basecap.run.executors._packages import WEIGHTS, pack, unpack
-from basecap.run.jobs import Execution, JobFailure
+from basecap.run.jobs import Execution, JobFailure, Trial
 from basecap.run.provenance import refuse_other_precision
 from basecap.system import environment
 from basecap.train.interruption import listening
@@ -57,8 +57,8 @@ class Answer:
 _prepared: list[str] = []
 
 
-def attempt(execution: Execution, run: RunSpec) -> JobFailure | None:
-    """Try a run; return why it cannot train."""
+def attempt(execution: Execution, run: RunSpec) -> Trial:
+    """Try a run; return what was found."""
     return _worker.attempt(run)
 
 

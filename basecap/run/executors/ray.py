@@ -35,7 +35,7 @@ from basecap.run.executors._contract import Executor, executor
 from basecap.run.executors._packages import pack, put
 from basecap.run.executors._ray_tasks import Answer, Errand
 from basecap.run.executors.local import record_killed
-from basecap.run.jobs import Execution, JobFailure, Runtime
+from basecap.run.jobs import Execution, JobFailure, Runtime, Trial
 from basecap.run.resources import Resources
 from basecap.run.shared_work import train_shared
 from basecap.train.interruption import SIGNALS, deferred
@@ -166,10 +166,10 @@ class RayExecutor(Executor):
             compilers=processors,
         )
 
-    def attempt(self, runs: Sequence[RunSpec]) -> Iterator[tuple[RunSpec, JobFailure | None]]:
+    def attempt(self, runs: Sequence[RunSpec]) -> Iterator[tuple[RunSpec, Trial]]:
         """Try runs, see `basecap.run.trial`."""
         for number, answer in self._run(_ray_tasks.attempt, runs, [""] * len(runs)):
-            yield runs[number], JobFailure(message=f"{LOST}.") if answer is None else answer.result
+            yield runs[number], Trial(failure=JobFailure(message=f"{LOST}.")) if answer is None else answer.result
 
     def train(self, runs: Sequence[RunSpec]) -> list[RunInfo]:
         """Return each run's info; raises Interrupted when a signal came, after each task wrote a checkpoint."""
