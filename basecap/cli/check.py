@@ -38,7 +38,7 @@ def check(
     from basecap.mixers import ARCHITECTURES
     from basecap.system.environment import choose_device
     from basecap.tasks import TASKS
-    from basecap.testing.check_all import check_all, failures, folded, lengths, registered_by
+    from basecap.testing.check_all import check_all, covered, failures, folded, registered_by
     from basecap.testing.check_mixer import LONGEST
     from basecap.testing.new_mixer import write_mixer
 
@@ -59,7 +59,7 @@ def check(
     failed = failures(rows)
     if failed or as_json or not only_failed:
         print_table("checks", failed if only_failed else rows if as_json else folded(rows), as_json)
-    how = "." if tasks and not names else f"; {lengths(longest)}"
+    how = "." if tasks and not names else f"; {covered(longest)}"
     log(f"{len(rows)} check{'' if len(rows) == 1 else 's'}, {len(failed)} failed{how}")
     if unchecked:
         log(f"implementations not checked, as they do not run here: {'; '.join(unchecked)}.")

@@ -15,7 +15,8 @@ from basecap.models import BACKBONES
 from basecap.names import split_backbone
 from basecap.registry import Registry
 from basecap.system.progress import progress
-from basecap.testing.check_mixer import LENGTH, LONGEST, check_mixer
+from basecap.testing._harness import BATCH
+from basecap.testing.check_mixer import DTYPES, LENGTH, LONGEST, check_mixer
 from basecap.testing.check_op import OPS, check_op, unchecked
 from basecap.testing.check_task import check_task
 
@@ -85,11 +86,14 @@ def folded(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{"subject": name, "check": count, **nothing} for name, count in counts.items()] + failed
 
 
-def lengths(longest: int = LONGEST) -> str:
-    """Return a sentence with the lengths of the test sequences."""
-    further = f"; causality and decoding also on {longest:,} tokens"
-    further = further if longest > LENGTH else " (--thorough adds a long sequence)"
-    return f"mixers were checked on sequences of {LENGTH} tokens{further}."
+def covered(longest: int = LONGEST) -> str:
+    """Return a sentence with what mixers were checked on: rows, lengths, dtypes, inputs and indices of layers."""
+    dtypes = ", ".join(str(dtype).removeprefix("torch.") for dtype in (torch.float64, *DTYPES))
+    own = f"{BATCH} rows of {LENGTH} tokens, normal inputs, {dtypes}, layer index 0"
+    further = f"; causality and decoding also on 1 row of {longest:,} tokens, layer index 1"
+    further = further if longest > LENGTH else f" (--thorough adds 1 row of {LONGEST:,} tokens, layer index 1)"
+    study = "`basecap run` proves a mixer from a plugin in the sizes of its study, see the report"
+    return f"mixers were checked on {own}{further}. {study}."
 
 
 def _mixer_rows(name: str, device: torch.device, longest: int) -> Iterator[dict[str, Any]]:

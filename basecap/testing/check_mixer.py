@@ -21,6 +21,8 @@ from basecap.testing._proofs import COSTS, FOUNDATIONS, LONG_PROOFS, PROOFS, fin
 LENGTH = 147
 #: Default length of the long test sequence, for causality and decoding: longer than blocks of 512 and 1,024.
 LONGEST = 1100
+#: Default precisions that are compared with float64.
+DTYPES = (torch.float32, torch.bfloat16)
 
 
 def check_mixer(
@@ -29,7 +31,7 @@ def check_mixer(
     hidden: int = 64,
     length: int = LENGTH,
     longest: int = LONGEST,
-    dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.bfloat16),
+    dtypes: tuple[torch.dtype, ...] = DTYPES,
     device: torch.device | str = "cpu",
     options: Mapping[str, Any] | None = None,
     compiled: bool = False,

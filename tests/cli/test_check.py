@@ -44,8 +44,9 @@ def test_an_interrupted_check_shows_what_it_has_found(monkeypatch: pytest.Monkey
     done = CliRunner().invoke(app, command)
     assert done.exit_code == 130
     assert "mamba-1" in done.output
-    assert "1 check, 0 failed; mixers were checked on sequences of 147 tokens" in done.output
-    assert "on 1,100 tokens" in done.output
+    covered = "on 2 rows of 147 tokens, normal inputs, float64, float32, bfloat16, layer index 0; "
+    assert f"1 check, 0 failed; mixers were checked {covered}" in done.output
+    assert "causality and decoding also on 1 row of 1,100 tokens, layer index 1." in done.output
     assert "interrupted" in done.output
     assert "rwkv-7" not in done.output
 
@@ -54,7 +55,7 @@ def test_passes_are_one_row_and_failures_come_last(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(check_all, "_mixer_rows", lambda *arguments: rows(*arguments) * 3)
     done = CliRunner().invoke(app, ["check", "--device", "cpu", "--mixer=rwkv-7", "--mixer=mamba-1"])
     table = done.stdout.splitlines()[2:]
-    assert done.exit_code == 1 and "147 tokens (--thorough adds a long sequence)." in done.output
+    assert done.exit_code == 1 and "(--thorough adds 1 row of 1,100 tokens, layer index 1)." in done.output
     assert table[0].split() == ["mamba-1", "3", "checks", "–", "–", "passed"]
     assert len(table) == 4 and all(line.startswith("rwkv-7 ") and line.endswith("it errs") for line in table[1:])
 

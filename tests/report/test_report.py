@@ -160,17 +160,19 @@ def test_records_without_classes_of_tokens_have_no_parts(tmp_path):
     assert set(page.charts) >= GAPS and "gap-parts" not in page.charts
 
 
-def test_learning_rates_and_copied_text_are_shown_where_they_are_known(tmp_path):
+def test_learning_rates_copied_text_and_proofs_are_shown_where_they_are_known(tmp_path):
     records = write_study(tmp_path, architectures=TWO, documents=5, ood=["github"])
     swept = Sweep(name="base", seed=0, split="s", rates=(0.003, 0.001), losses=(None, 3.125), chosen=0.001)
     records.write_sweeps([swept])
     overlap = [{"domain": "github", "share": 0.123, "left_out": 7}]
-    records.write_environment({**records.environment(), "overlap": overlap})
+    proof = {"layers": 3, "covered": ["32 tokens, fp32"], "unproved": ["64 tokens: over"], "seconds": 0.8}
+    records.write_environment({**records.environment(), "overlap": overlap, "proofs": {"mine": proof}})
     run = next(found for found in records.runs() if found.info().name == "base")
     run.write_info(replace(run.info(), seconds={"steps": 8.0, "evaluations": 6.1, "all": 10.0}))
     text = re.sub(r"\s+", " ", Page(write_report([tmp_path], tmp_path).page).text)
     assert re.search(r"base ?3\.125 ?diverged", text) and re.search(r"12\.3 % ?7", text)
     assert re.search(r"share of evaluation ?points in all time", text) and "61 %" in text
+    assert re.search(r"mine ?3 ?32 tokens, fp32 ?64 tokens: over ?0\.8 s", text)
     assert "a better one may be outside" in text and "training text: 7 of github" in text
 
 
