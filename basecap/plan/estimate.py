@@ -27,7 +27,7 @@ from basecap.train.wall_time import shares
 #: Shares of the machine's matrix rate that training is assumed to reach, the higher first. Of one H200's nominal rate
 #: transformers and Top-1 models reach 0.41 to 0.45 and recurrent ones 0.1 to 0.33 (results/models). Of one core of an
 #: EPYC the models of quickstart reach 0.26 to 0.34, those of lp-table-1 at scale laptop 0.16 to 0.41; of two cores, two
-#: runs side by side, all of quickstart reaches 0.22: its 5 min 34 s include evaluations, start and report.
+#: runs side by side, all 16 of quickstart reach 0.18: 3 min 46 s with evaluations, start and report.
 UTILISATION = (0.4, 0.15)
 SHARES = f"{UTILISATION[1]:.0%} to {UTILISATION[0]:.0%}"
 #: Seconds that a GPU needs for a block in a training step too small to keep it busy, with seven to nine runs side by
