@@ -13,6 +13,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict
 from functools import partial
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -30,7 +31,7 @@ from basecap.system.files import FULL, LARGEST, replacing
 from basecap.system.foreign import read_file
 from basecap.system.locks import locked
 from basecap.system.processes import WorkerKilled, WorkerPool, usable_cores
-from basecap.system.progress import progress
+from basecap.system.progress import progress, write_line
 
 #: Characters per vocabulary entry that a tokenizer is trained on, divided equally among the training domains.
 SAMPLE = 2_000
@@ -38,8 +39,8 @@ SAMPLE = 2_000
 #: What helps where the cache cannot be written.
 CACHE = "another directory with data.cache"
 
-#: Number of parts searched for keys to suggest.
-SUGGESTION_PARTS = 16
+#: Number of parts searched for keys to suggest and for texts to compare, and of texts of each.
+SUGGESTION_PARTS, COMPARED = 16, 4
 
 
 def prepare(config: DataConfig, cache: Path) -> PreparedData:
@@ -162,6 +163,8 @@ def _prepare(config: DataConfig, cache: Path, record: Path) -> PreparedData:
     # Training parts come last and in random order, so that reading can stop once there are enough tokens.
     parts = sorted(source.parts(), key=lambda part: (part.split == "train", digest(part.name)))
     tokenizer = _make_tokenizer(config, source, parts)
+    if (text := tokenizer.use_gigatoken(_first_texts(source, parts))) is not None:
+        write_line(f"gigatoken gives other ids than tokenizers for {text[:40]!r}; text is encoded with tokenizers.")
     path = cache / f"tokenizer-{tokenizer.fingerprint}.json"
     with replacing(path, CACHE) as file:
         file.write(tokenizer.description.encode())
@@ -254,6 +257,13 @@ def _sample(config: DataConfig, source: Source, parts: Sequence[Part]) -> Iterat
                 yield text.encode("utf-8", errors="replace").decode("utf-8")
             if not any(left.values()):
                 return
+
+
+def _first_texts(source: Source, parts: Sequence[Part]) -> Iterator[str]:
+    """Yield some of the first texts of the first parts."""
+    for part in parts[:SUGGESTION_PARTS]:
+        for document in islice(source.read(part), COMPARED):
+            yield document.text.encode("utf-8", errors="replace").decode("utf-8")
 
 
 def _write_part(config: DataConfig, tokenizer: Tokenizer, directory: Path, part: Part) -> Path:

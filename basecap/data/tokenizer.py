@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from basecap.data._faster import encoder, first_difference
 from basecap.data._pieces import BYTE_LEVEL, cuts_of, matched_tokens, pieces
 from basecap.errors import ConfigError
 from basecap.system.foreign import read_file
@@ -36,11 +37,13 @@ class Tokenizer:
         end_of_text: id of the token after every document; encoding text never returns it.
         fingerprint: first sixteen hex digits of the SHA-256 of the description.
         description: content of a tokenizer.json.
+        faster: whether documents are encoded with gigatoken, see `use_gigatoken`.
     """
 
     vocab_size: int
     end_of_text: int
     fingerprint: str
+    faster: bool = False
 
     def __init__(self, description: str):
         """Parse the content of a tokenizer.json; raises ValueError, TypeError or KeyError when it is invalid."""
@@ -57,6 +60,8 @@ class Tokenizer:
         self.end_of_text = ends[0]
         self.fingerprint = hashlib.sha256(description.encode()).hexdigest()[:16]
         self.description = description
+        self._special = [name for name, token in added.items() if token == self.end_of_text]
+        self._special += [token["content"] for token in content["added_tokens"] if token.get("special")]
         self._cuts = cuts_of(content)
         bare = self._cuts is BYTE_LEVEL and content.get("normalizer") is None and not matched_tokens(content)
         decoder = json.dumps(content.get("decoder"))
@@ -109,6 +114,9 @@ class Tokenizer:
         """
         if self._is_bytes:
             return np.frombuffer(text.encode("utf-8"), np.uint8).astype(self.dtype)
+        faster = None if not self.faster or self._has_special(text) else encoder(self.description)
+        if faster is not None:
+            return faster(text).astype(self.dtype)
         encoded = [np.zeros(0, self.dtype)]
         for piece in pieces(text, self._cuts):
             with _library_errors():
@@ -119,6 +127,27 @@ class Tokenizer:
             spelled = np.array(self._spelled_end, self.dtype)
             ids = np.concatenate([spelled if number % 2 else part for number, part in enumerate(parts)])
         return ids
+
+    def use_gigatoken(self, texts: Iterable[str]) -> str | None:
+        """Encode documents with gigatoken, if it is installed, reads this tokenizer and gives the ids of `tokenizers`.
+
+        Args:
+            texts: documents whose beginnings are compared; not read if gigatoken is not used.
+
+        Returns:
+            The beginning of the first text that it encodes differently, None for another reason or if it is used.
+        """
+        self.faster, faster = False, None if self._is_bytes else encoder(self.description)
+        if faster is None:
+            return None
+        compared = (text for text in texts if not self._has_special(text))
+        different = first_difference(faster, self.encode_document, compared)
+        self.faster = different is None
+        return different
+
+    def _has_special(self, text: str) -> bool:
+        """Whether a text contains the name of a special token, which gigatoken finds and this class spells."""
+        return any(name in text for name in self._special)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of token ids; bytes that are not UTF-8 become U+FFFD."""
