@@ -1,7 +1,7 @@
 """The one language model: embedding, blocks, norm, head; training loss, logits and decoding."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,7 @@ from basecap.models.backbones import BACKBONES, Backbone
 from basecap.models.blocks import Block, BlockCache, Stream, total
 from basecap.models.config import ModelConfig
 from basecap.models.decoder import Decoder
-from basecap.ops import check_devices, check_segments, keep_choice
+from basecap.ops import check_devices, check_segments, keep_choice, keep_products
 from basecap.ops.linear_cross_entropy import linear_cross_entropy
 
 Caches = list[BlockCache]
@@ -30,12 +30,12 @@ class LanguageModel(nn.Module):
 
     Attributes:
         config: what is built.
-        checkpointing: whether the backward pass recomputes each block.
+        checkpointing: whether the backward pass recomputes each block, "selective" all but the costly parts of it.
         compiled: whether `compile_training` was called.
     """
 
-    def __init__(self, config: ModelConfig, *, checkpointing: bool = False):
-        """Build the modules of `config`; with `checkpointing` the backward pass recomputes each block."""
+    def __init__(self, config: ModelConfig, *, checkpointing: bool | Literal["selective"] = False):
+        """Build the modules of `config`."""
         super().__init__()
         self.config = config
         self.checkpointing = checkpointing
@@ -72,6 +72,14 @@ class LanguageModel(nn.Module):
         self._training_blocks = [torch.compile(block, dynamic=False) for block in self._blocks]
         self._training_loss = torch.compile(self._loss, dynamic=False)
         self._few_shapes_losses = torch.compile(_token_losses, dynamic=False)
+        self.compiled = True
+
+    def compile_inside(self) -> None:
+        """Compile as `compile_training` does, but within each block, so that what is called around it stays outside."""
+        _reset_compiler()
+        for block in self._blocks:
+            block.forward = torch.compile(block.forward, dynamic=False)  # type: ignore[method-assign]
+        self._training_loss = torch.compile(self._loss, dynamic=False)
         self.compiled = True
 
     def compile_prefill(self) -> None:
@@ -236,10 +244,13 @@ class LanguageModel(nn.Module):
             raise ConfigError("a model with a decoder reads one sequence per row; leave out segments.")
         x, added = self._embed(tokens_BT, 0, segments_BT), None
         shared: dict[str, Tensor] = {}
+        selective = self.checkpointing == "selective"
+        recomputed = self.checkpointing and torch.is_grad_enabled() and not (selective and self.compiled)
         for block in blocks:
             given = (x, added, segments_BT, shared)
-            if self.checkpointing and torch.is_grad_enabled():
-                x, added = checkpoint(block, *given, use_reentrant=False, context_fn=keep_choice)
+            if recomputed:
+                kept = keep_products if selective else keep_choice
+                x, added = checkpoint(block, *given, use_reentrant=False, context_fn=kept)
             else:
                 x, added = block(*given)
         return x, added

@@ -37,7 +37,7 @@ Beside the ops are parts that several of them share: `_recurrence` (ops with a s
 
 from basecap.ops._dispatch import IMPLEMENTATIONS, choose, recorded, unsupported_by_triton, without_autocast
 from basecap.ops._influence import Influence
-from basecap.ops._saved import keep_choice
+from basecap.ops._saved import keep_choice, keep_products
 from basecap.ops._shapes import check_devices, check_segments
 from basecap.ops.top1_chunk import (
     top1_chunk,
@@ -56,6 +56,7 @@ __all__ = [
     "check_segments",
     "choose",
     "keep_choice",
+    "keep_products",
     "recorded",
     "top1_chunk",
     "top1_chunk_cache",

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import torch
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
 _SAVED: set[Callable[..., Any]] = set()
@@ -14,6 +15,18 @@ def save_under_checkpointing(op: Callable[..., Any]) -> None:
     _SAVED.add(op)
 
 
+#: Operators whose results take longer to make again than all that lies between them.
+_PRODUCTS = {
+    torch.ops.aten.mm.default,
+    torch.ops.aten.addmm.default,
+    torch.ops.aten.bmm.default,
+    torch.ops.aten._scaled_dot_product_flash_attention.default,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
+    torch.ops.aten._scaled_dot_product_efficient_attention.default,
+    torch.ops.aten._scaled_dot_product_cudnn_attention.default,
+}
+
+
 def _policy(ctx, op, *args, **kwargs) -> CheckpointPolicy:
     return CheckpointPolicy.MUST_SAVE if op in _SAVED else CheckpointPolicy.PREFER_RECOMPUTE
 
@@ -21,3 +34,11 @@ def _policy(ctx, op, *args, **kwargs) -> CheckpointPolicy:
 #: For `torch.utils.checkpoint.checkpoint(..., use_reentrant=False, context_fn=keep_choice)`: the backward pass
 #: recomputes everything except the choices of Top-1 chunk and Top-1 element, 4 bytes per query.
 keep_choice = partial(create_selective_checkpoint_contexts, _policy)
+
+
+def _policy_of_products(ctx, op, *args, **kwargs) -> CheckpointPolicy:
+    return CheckpointPolicy.MUST_SAVE if op in _PRODUCTS else _policy(ctx, op)
+
+
+#: The same, but results of matrix products and of attention are kept too.
+keep_products = partial(create_selective_checkpoint_contexts, _policy_of_products)

@@ -32,6 +32,7 @@ def check(study: StudyConfig, world: int = 1) -> Plan:
     stops = any(isinstance(found, Recall) and found.config.at == "every" for found in plan.evaluations)
     for run in plan.runs:
         run.train.forward_batch(world)
+        run.train.mesh(world)
         if run.train.stop_at is not None and not stops:
             raise ConfigError("train.stop_at needs the evaluation recall at every evaluation point; add it to evals.")
     if study.task is not None:  # tasks need no preparation

@@ -40,12 +40,17 @@ _Seconds = BeforeValidator(lambda value: {} if isinstance(value, int | float) el
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """What a run was trained on: the device, "fp32" or "bf16", the version of each package, and threads of a CPU."""
+    """What a run was trained on: device, "fp32" or "bf16", the version of each package, threads of a CPU, processes.
+
+    `mesh` is empty for one process, else it has "parallel" ("ddp" or "fsdp"), "replicate" (copies of the model) and
+    "shard" (processes that hold one copy between them).
+    """
 
     device: str | None = None
     precision: str | None = None
     packages: dict[str, str] = field(default_factory=dict)
     threads: int | None = None
+    mesh: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,7 +21,7 @@ from basecap.run.jobs import JobFailure, Runtime, describe_failure
 from basecap.train.checkpoint import load_stored
 from basecap.train.distributed import Processes
 from basecap.train.interruption import run_interruptible
-from basecap.train.loop import DevicePlacement, resolve
+from basecap.train.placement import DevicePlacement, resolve
 
 #: The subsets and metrics that are recorded, by step and evaluation.
 Measured = dict[tuple[int, str], set[tuple[str, str]]]

@@ -22,7 +22,7 @@ from basecap.testing.check_mixer import check_mixer
 from basecap.testing.check_model import LONGEST, Precision, built_in, prove_causality
 from basecap.testing.subject import undisturbed
 from basecap.train.distributed import Processes
-from basecap.train.loop import DevicePlacement
+from basecap.train.placement import DevicePlacement
 
 #: Length of the sequences of the conformance checks before training.
 SHORT = 64

@@ -22,17 +22,22 @@ from basecap.study.recorded_plugins import MODULE_OF
 from basecap.system import environment
 from basecap.train.checkpoint import latest
 from basecap.train.config import TrainSection
-from basecap.train.loop import resolve
+from basecap.train.placement import resolve
 
 
-def starting_info(records: RunRecords, run: RunSpec, device: torch.device) -> RunInfo:
-    """Return the info of a run that starts or resumes now; `before` holds the other machines it was trained on."""
+def starting_info(records: RunRecords, run: RunSpec, device: torch.device, world: int = 1) -> RunInfo:
+    """Return the info of a run that starts or resumes now in `world` processes.
+
+    `before` holds the other machines that it was trained on.
+    """
+    copies, shard = run.train.mesh(world)
     found = environment.describe(device)
     machine = Machine(
         device=found["device"],
         precision=resolve(run.train.precision, device),
         packages={"basecap": found["basecap"], **found["packages"]},
         threads=found["threads"] if device.type == "cpu" else None,
+        mesh={} if world == 1 else {"parallel": run.train.parallel, "replicate": copies, "shard": shard},
     )
     held = records.info() if latest(records.resume) is not None else None
     before = () if held is None else held.before
@@ -54,6 +59,7 @@ def starting_info(records: RunRecords, run: RunSpec, device: torch.device) -> Ru
         precision=machine.precision,
         packages=machine.packages,
         threads=machine.threads,
+        mesh=machine.mesh,
         before=before,
         seconds={} if held is None else held.seconds,
         status="running",

@@ -13,8 +13,8 @@ from basecap.plan.runs import RunSpec, costs
 from basecap.run.trial import training_step
 from basecap.testing.subject import undisturbed
 from basecap.train.distributed import Processes
-from basecap.train.loop import DevicePlacement
 from basecap.train.optim import build_optimiser
+from basecap.train.placement import DevicePlacement
 
 #: The most runs that share a GPU, whatever room they leave: each is a process with a thread that starts kernels.
 MOST = 8

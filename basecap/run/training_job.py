@@ -29,7 +29,8 @@ from basecap.testing.trained_model import find_leaks
 from basecap.train.checkpoint import latest
 from basecap.train.distributed import SharedError
 from basecap.train.interruption import requested
-from basecap.train.loop import DevicePlacement, Trainer
+from basecap.train.loop import Trainer
+from basecap.train.placement import DevicePlacement
 from basecap.train.wall_time import WallTime
 
 #: Seconds of training from which a run of a built-in architecture is tested in a new process, which takes seconds.
@@ -68,7 +69,7 @@ def _train_claimed(run: RunSpec, runtime: Runtime) -> RunInfo:
     size = runtime.workloads[run.task].pass_tokens
     passes = None if size is None else run.passes(size)
     proof = runtime.records.environment().get("proofs", {}).get(run.architecture, {})
-    started = replace(starting_info(records, run, runtime.device), passes=passes, proof=proof)
+    started = replace(starting_info(records, run, runtime.device, group.world), passes=passes, proof=proof)
     wall = WallTime()
     group.run_on_leader(lambda: records.write_info(started))
     alone: Exception | None = None
@@ -147,6 +148,7 @@ def _train(run: RunSpec, runtime: Runtime, started: RunInfo, wall: WallTime) -> 
     if stopped is not None:
         reason = f"validation accuracy has reached {run.train.stop_at:g} (train.stop_at)"
         runtime.log(f"{run.label}: ended after step {stopped} of {run.timetable.steps}, as {reason}.")
+    model = trainer.layout.whole()
     with wall.part("evaluations"):
         stored = _stored(run, trainer.records, wall)
         leaks = _leak_test(model, run, runtime, context, stored)
@@ -193,11 +195,11 @@ def _compiling(trainer: Trainer, run: RunSpec, runtime: Runtime, context: Contex
     alone = runtime.compiled and first_alone(runtime.compiled, name, lambda: requested() is not None)
     with alone or nullcontext():
         yield
-        if trainer.compiles:
-            trainer.model.eval()
+        if trainer.model.compiled:
+            model = trainer.layout.whole().eval()
             with torch.no_grad(), undisturbed(runtime.device):
                 for evaluation in (found for found in runtime.evaluations if isinstance(found, DomainLoss)):
-                    evaluation.trial(trainer.model, context)
+                    evaluation.trial(model, context)
             trainer.model.train()
 
 

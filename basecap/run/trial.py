@@ -29,8 +29,8 @@ from basecap.testing.trained_model import find_leaks_untrained
 from basecap.train.checkpoint import latest
 from basecap.train.diagnose import first_bad_module
 from basecap.train.distributed import error_sentence
-from basecap.train.loop import DevicePlacement
 from basecap.train.optim import build_optimiser, clip_gradients, set_learning_rate
+from basecap.train.placement import DevicePlacement
 
 #: Tries runs and yields each of them with what was found.
 Attempt = Callable[[Sequence[RunSpec]], Iterable[tuple[RunSpec, Trial]]]

@@ -7,7 +7,7 @@ ones, and the initial weights soon have no influence.
 """
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
@@ -29,14 +29,16 @@ def exponent(width: float) -> float:
 class WeightAverage:
     """The average of a model's parameters, in float32 and on their device."""
 
-    def __init__(self, model: nn.Module, width: float):
+    def __init__(self, model: nn.Module, width: float, local: Callable[[Tensor], Tensor] = lambda tensor: tensor):
         """Start from the model's weights, which the first update replaces.
 
         Args:
             model: the model, on the device where it trains; its parameters must keep their memory.
             width: standard deviation of the weighting, as a share of the steps done.
+            local: returns what this process holds of a parameter, in the same memory.
         """
         self._power = exponent(width) + 1
+        self._local = local
         self._parameters = dict(model.named_parameters())
         self.values = {name: parameter.detach().clone() for name, parameter in self._parameters.items()}
 
@@ -63,7 +65,7 @@ class WeightAverage:
             average.copy_(held)
 
     def _averages(self) -> list[Tensor]:
-        return list(self.values.values())
+        return [self._local(value) for value in self.values.values()]
 
     def _weights(self) -> list[Tensor]:
-        return list(self._parameters.values())
+        return [self._local(parameter) for parameter in self._parameters.values()]

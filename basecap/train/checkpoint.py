@@ -12,7 +12,8 @@ weights/step-<n>/    model.safetensors, state.json and SHA256SUMS of the evaluat
 
 import json
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -27,7 +28,10 @@ from basecap.models.language_model import LanguageModel
 from basecap.system.files import LARGEST, fsync_files, process_name, write_error
 from basecap.system.foreign import read_file
 from basecap.train.average import WeightAverage
+from basecap.train.sharded_checkpoint import SHARD, has_shards, load_shards, shapes_of
 
+#: Copies the values of a whole tensor, the second argument, to the first.
+Fill = Callable[[Tensor, Tensor], None]
 #: Version of the format, for programs that read it.
 SCHEMA = 2
 #: Number of checkpoints to keep: if the newest is damaged, a run resumes from the one before.
@@ -88,10 +92,22 @@ def save(
 
     Checkpoints of later steps are removed too, because these steps will be trained again.
     """
-    files = {"model": _weights(model), "optimiser": _named_state(model, optimiser)}
+    _write(directory, step, model.config, tensors_of(model, optimiser, average))
+    _remove_older(directory, step)
+
+
+def tensors_of(
+    model: LanguageModel, optimiser: torch.optim.Optimizer, average: WeightAverage | None
+) -> dict[str, dict[str, Tensor]]:
+    """Return the tensors of a checkpoint by part ("model", "optimiser", "average") and name."""
+    parts = {"model": _weights(model), "optimiser": _named_state(model, optimiser)}
     if average is not None:
-        files["average"] = average.values
-    _write(directory, step, model.config, files)
+        parts["average"] = average.values
+    return parts
+
+
+def _remove_older(directory: Path, step: int) -> None:
+    """Remove all checkpoints but the last two up to `step`."""
     kept = [found for found in _steps(directory) if found[0] <= step][-KEPT:]
     for found in _steps(directory):
         if found not in kept:
@@ -106,24 +122,55 @@ def save_weights(directory: Path, model: LanguageModel, step: int) -> None:
 def _write(directory: Path, step: int, config: ModelConfig, files: dict[str, dict[str, Tensor]]) -> None:
     """Write the tensors of each file, the state and the checksums atomically; raises CheckpointError on failure."""
     partial = directory / f".partial-{step}-{process_name()}"
-    try:
-        for left in directory.glob(".partial-*"):  # of a killed process
-            shutil.rmtree(left, ignore_errors=True)
-        partial.mkdir(parents=True)
+    with _writing(partial):
+        _make(partial)
         for name, tensors in files.items():
             save_file(tensors, partial / f"{name}.safetensors")
-        state = {"schema": SCHEMA, "step": step, "model": config.model_dump(mode="json")}
-        (partial / "state.json").write_text(json.dumps(state))
-        _write_checksums(partial)
-        fsync_files(partial)  # before an older checkpoint is removed
-        final = directory / f"step-{step}"
-        shutil.rmtree(final, ignore_errors=True)
-        partial.rename(final)
+        _finish(partial, step, config)
+
+
+@contextmanager
+def _writing(partial: Path) -> Iterator[None]:
+    """Remove the directory and raise CheckpointError where writing it fails."""
+    try:
+        yield
     except (OSError, SafetensorError) as error:
         shutil.rmtree(partial, ignore_errors=True)
         raise CheckpointError(
-            f"cannot write a checkpoint to {directory}: {write_error(error)} or give another directory with --out."
+            f"cannot write a checkpoint to {partial.parent}: {write_error(error)} or give another directory with --out."
         ) from error
+
+
+def make_partial(directory: Path, step: int) -> Path:
+    """Make and return the directory of a checkpoint that several processes write; raises CheckpointError on failure."""
+    partial = directory / f".partial-{step}-{process_name()}"
+    with _writing(partial):
+        _make(partial)
+    return partial
+
+
+def complete(partial: Path, step: int, config: ModelConfig) -> None:
+    """Finish a checkpoint that several processes have written, then remove older ones; raises CheckpointError."""
+    with _writing(partial):
+        _finish(partial, step, config)
+    _remove_older(partial.parent, step)
+
+
+def _make(partial: Path) -> None:
+    for left in partial.parent.glob(".partial-*"):  # of a killed process
+        shutil.rmtree(left, ignore_errors=True)
+    partial.mkdir(parents=True)
+
+
+def _finish(partial: Path, step: int, config: ModelConfig) -> None:
+    """Add the state and the checksums, and give the directory its name."""
+    state = {"schema": SCHEMA, "step": step, "model": config.model_dump(mode="json")}
+    (partial / "state.json").write_text(json.dumps(state))
+    _write_checksums(partial)
+    fsync_files(partial)  # before an older checkpoint is removed
+    final = partial.parent / f"step-{step}"
+    shutil.rmtree(final, ignore_errors=True)
+    partial.rename(final)
 
 
 def _write_checksums(path: Path) -> None:
@@ -136,7 +183,8 @@ def _fault(path: Path, files: Sequence[str] = CHECKPOINT) -> str | None:
     try:
         lines = read_file(path / "SHA256SUMS", LARGEST).decode().splitlines()
         expected = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
-        for name in sorted({*files, *expected}):
+        needed = ("state.json",) if any(name.startswith(SHARD) for name in expected) else files
+        for name in sorted({*needed, *expected}):
             if Path(name).name != name:
                 return f"SHA256SUMS: {name} leads out of the directory"
             if file_digest(path / name) != expected.get(name):
@@ -194,43 +242,72 @@ def _read_state(path: Path) -> tuple[int, ModelConfig]:
         ) from error
 
 
-def _load(path: Path, name: str, held: dict[str, Tensor]) -> None:
-    """Copy the tensors of a file to those of `held` by name; raises CheckpointError if names or shapes differ."""
-    tensors = _read(path, name)
-    for key in sorted(held.keys() ^ tensors.keys()):
+def _copy(tensor: Tensor, values: Tensor) -> None:
+    tensor.copy_(values)
+
+
+def _load(path: Path, part: str, held: dict[str, Tensor], fill: Fill = _copy) -> None:
+    """Copy the tensors of a part to those of `held` by name; raises CheckpointError if names or shapes differ."""
+    shards = has_shards(path)
+    tensors = {} if shards else _read(path, f"{part}.safetensors")
+    found = shapes_of(path, part) if shards else {key: tensor.shape for key, tensor in tensors.items()}
+    for key in sorted(held.keys() ^ found.keys()):
         here, there = ("model", "checkpoint") if key in held else ("checkpoint", "model")
         raise CheckpointError(
             f"checkpoint {path} belongs to another model: {key} is in the {here} but not in the {there}."
         )
+    for key, tensor in held.items():
+        if tensor.shape != found[key]:
+            raise CheckpointError(
+                f"checkpoint {path} belongs to another model: {key} has shape {tuple(found[key])} in the checkpoint "
+                f"and {tuple(tensor.shape)} in the model."
+            )
     with torch.no_grad():
-        for key, tensor in held.items():
-            if tensor.shape != tensors[key].shape:
-                raise CheckpointError(
-                    f"checkpoint {path} belongs to another model: {key} has shape {tuple(tensors[key].shape)} in the "
-                    f"checkpoint and {tuple(tensor.shape)} in the model."
-                )
-            tensor.copy_(tensors[key])
+        if shards:
+            load_shards(path, {f"{part}/{key}": tensor for key, tensor in held.items()})
+        for key, values in tensors.items():
+            fill(held[key], values)
 
 
-def _load_weights(path: Path, model: LanguageModel) -> None:
-    _load(path, "model.safetensors", {**dict(model.named_parameters()), **_buffers(model)})
+def _load_weights(path: Path, model: LanguageModel, fill: Fill = _copy) -> None:
+    _load(path, "model", {**dict(model.named_parameters()), **_buffers(model)}, fill)
 
 
 def restore(
-    path: Path, model: LanguageModel, optimiser: torch.optim.Optimizer, average: WeightAverage | None = None
+    path: Path,
+    model: LanguageModel,
+    optimiser: torch.optim.Optimizer,
+    average: WeightAverage | None = None,
+    fill: Fill = _copy,
 ) -> int:
-    """Load weights, optimiser state and averages, and return the step; raises CheckpointError if that fails."""
-    _load_weights(path, model)
+    """Load weights, optimiser state and averages, and return the step; raises CheckpointError if that fails.
+
+    `fill` copies the values of a whole tensor, its second argument, to a tensor of the model or like one.
+    """
+    _load_weights(path, model, fill)
     if average is not None:
-        _load(path, "average.safetensors", average.values)
-    state = _read(path, "optimiser.safetensors")
+        _load(path, "average", average.values, fill)
+    names = _optimiser_names(path)
+    state: dict[str, Tensor] = {}
     for name, parameter in model.named_parameters():
-        optimiser.state[parameter] = {
-            key.rpartition("/")[2]: value.to(parameter.device)
-            for key, value in state.items()
-            if key.rpartition("/")[0] == name
+        own = {key: shape for key, shape in names.items() if key.rpartition("/")[0] == name}
+        held = {
+            key: torch.zeros_like(parameter)
+            if shape == parameter.shape
+            else torch.zeros(shape, device=parameter.device)
+            for key, shape in own.items()
         }
+        state |= held
+        optimiser.state[parameter] = {key.rpartition("/")[2]: tensor for key, tensor in held.items()}
+    _load(path, "optimiser", state, fill)
     return _read_state(path)[0]
+
+
+def _optimiser_names(path: Path) -> dict[str, torch.Size]:
+    """Return the shape of each tensor of an optimiser's state."""
+    if has_shards(path):
+        return shapes_of(path, "optimiser")
+    return {key: tensor.shape for key, tensor in _read(path, "optimiser.safetensors").items()}
 
 
 def _newest(directory: Path) -> Path:
@@ -276,7 +353,8 @@ def truncated(path: Path) -> list[str]:
 
     It reads headers alone, where `load_stored` reads all to compare checksums.
     """
-    return [name for name in WEIGHTS if not _is_whole(path / name)]
+    shards = [found.name for found in path.glob(f"{SHARD}*.safetensors")]
+    return [name for name in ([*shards, "state.json"] if shards else WEIGHTS) if not _is_whole(path / name)]
 
 
 def _is_whole(path: Path) -> bool:
@@ -305,6 +383,6 @@ def load_unaveraged(path: Path) -> LanguageModel:
 
 def _load_evaluated(path: Path) -> LanguageModel:
     model = load_unaveraged(path)
-    if (path / "average.safetensors").exists():
-        _load(path, "average.safetensors", dict(model.named_parameters()))
+    if (path / "average.safetensors").exists() or (has_shards(path) and shapes_of(path, "average")):
+        _load(path, "average", dict(model.named_parameters()))
     return model

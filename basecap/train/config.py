@@ -31,6 +31,15 @@ def _keep(value: Any) -> Any:
 Keep = Annotated[Literal["last", "all"] | int, BeforeValidator(_keep)]
 
 
+def _recomputed(value: Any) -> Any:
+    if value in (True, False, "full", "selective"):
+        return True if value == "full" else value
+    raise ValueError("should be true, false or selective")
+
+
+Recomputed = Annotated[bool | Literal["selective"], BeforeValidator(_recomputed)]
+
+
 class TrainSection(BaseModel):
     """How runs train. Defaults follow arXiv 2505.18522, appendix A; those it does not give are marked *our choice*."""
 
@@ -101,7 +110,22 @@ class TrainSection(BaseModel):
         description="for tasks: end a run at the first evaluation point with at least this validation accuracy, the "
         "mean over cells, such as 0.99",
     )
-    checkpointing: bool = Field(False, description="recompute activations in the backward pass")
+    checkpointing: Recomputed = Field(
+        False,
+        description="recompute activations in the backward pass: true (all but the choices of chunks) or selective "
+        "(all but those and the results of matrix products and attention, as compiled code does anyway)",
+    )
+    parallel: Literal["ddp", "fsdp"] = Field(
+        "ddp",
+        description="under torchrun: a copy of the model in each process (ddp), or a part of each weight (fsdp), for "
+        "models that are too large for one GPU",
+    )
+    shard: Count | None = Field(
+        None,
+        ge=1,
+        description="for fsdp: processes that hold one copy of the model between them; a divisor of their number "
+        "(default: all), such as the GPUs of a host",
+    )
     compile: bool | None = Field(None, description="use torch.compile (default: on a GPU only)")
     cuda_graphs: bool = Field(
         False,
@@ -139,6 +163,12 @@ class TrainSection(BaseModel):
         return self
 
     @model_validator(mode="after")
+    def _shards_are_asked_for(self) -> "TrainSection":
+        if self.shard is not None and self.parallel != "fsdp":
+            raise ConfigError("train.shard needs train.parallel = fsdp; set that, or remove train.shard.")
+        return self
+
+    @model_validator(mode="after")
     def _batches_divide(self) -> "TrainSection":
         self.forward_batch(1)
         return self
@@ -156,6 +186,18 @@ class TrainSection(BaseModel):
             )
         return size
 
+    def mesh(self, world: int) -> tuple[int, int]:
+        """Return (copies of the model, processes that hold one between them) of `world` processes.
+
+        Raises ConfigError if `shard` is no divisor of `world`.
+        """
+        if self.parallel == "ddp":
+            return world, 1
+        shard = self.shard or world
+        if world > 1 and world % shard:
+            raise ConfigError(f"train.shard = {shard} is not a divisor of the {world} processes; choose one.")
+        return (1, 1) if world == 1 else (world // shard, shard)
+
     @property
     def continues(self) -> bool:
         """Whether a run can be continued to more tokens, as its learning rates do not depend on their number."""
@@ -168,7 +210,7 @@ class TrainSection(BaseModel):
 
 
 #: Options that change no number: they may differ between the runs of a study, whose hashes do not count them.
-CHANGES_NO_NUMBER = ("keep", "cuda_graphs")
+CHANGES_NO_NUMBER = ("keep", "cuda_graphs", "parallel", "shard")
 
 
 class TrainConfig(TrainSection):

@@ -8,8 +8,7 @@ from typing import TypeVar, cast
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
+from torch import Tensor
 
 from basecap.errors import BasecapError, TrainingError, describe_error
 from basecap.system.environment import refuse_lone_tasks
@@ -41,16 +40,6 @@ class Processes:
     def is_leader(self) -> bool:
         """Whether this process writes the records."""
         return self.rank == 0
-
-    def wrap(self, model: nn.Module) -> nn.Module:
-        """Wrap `model` so that its gradients are averaged over the processes."""
-        return DistributedDataParallel(model) if self.world > 1 else model
-
-    def without_sync(self, model: nn.Module, last: bool) -> contextlib.AbstractContextManager:
-        """Return a context in which a backward pass keeps its gradients local, unless it is the `last` of a step."""
-        if isinstance(model, DistributedDataParallel) and not last:
-            return model.no_sync()
-        return contextlib.nullcontext()
 
     def mean(self, value: Tensor) -> Tensor:
         """Return the mean of a tensor over the processes."""

@@ -12,7 +12,6 @@ import math
 import signal
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Literal, NamedTuple, NoReturn
@@ -29,11 +28,12 @@ from basecap.system.progress import Pauses, progress
 from basecap.train import checkpoint
 from basecap.train.average import WeightAverage
 from basecap.train.config import Branch, Timetable, TrainConfig
+from basecap.train.copies import lay_out
 from basecap.train.diagnose import describe_fault, first_bad_module
-from basecap.train.distributed import Processes
 from basecap.train.graphs import GradientGraphs
 from basecap.train.interruption import immediate, requested
 from basecap.train.optim import build_optimiser, clip_gradients, set_learning_rate
+from basecap.train.placement import DevicePlacement
 from basecap.train.wall_time import WallTime
 
 #: Called in every process with the model, the number of steps and the number of tokens so far. It appends its records
@@ -44,29 +44,6 @@ Evaluate = Callable[[LanguageModel, int, int], bool | None]
 
 #: Seconds between checkpoints if the study does not set `train.checkpoint_every`.
 CHECKPOINT_SECONDS = 600.0
-
-
-def resolve(precision: str, device: torch.device) -> Literal["bf16", "fp32"]:
-    """Return the precision to use: for "auto" bf16 on a GPU and fp32 on a CPU, otherwise the given one."""
-    return "bf16" if precision == "bf16" or (precision == "auto" and device.type == "cuda") else "fp32"
-
-
-@dataclass(frozen=True, kw_only=True)
-class DevicePlacement:
-    """Where and how a run trains: device, processes, precision."""
-
-    device: torch.device
-    processes: Processes
-    bf16: bool
-
-    @classmethod
-    def choose(cls, device: torch.device, processes: Processes, precision: str) -> "DevicePlacement":
-        """Resolve the precision, see `resolve`."""
-        return cls(device=device, processes=processes, bf16=resolve(precision, device) == "bf16")
-
-    def autocast(self) -> contextlib.AbstractContextManager:
-        """Return the autocast context of the run's precision."""
-        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16)
 
 
 class Step(NamedTuple):
@@ -106,12 +83,9 @@ class Trainer:
         self.trunk = Timetable(config, workload.length)
         self.timetable: Timetable | Branch = self.trunk
         self.micro_batch = config.forward_batch(placement.processes.world)
+        self.layout = lay_out(self.model, config, placement.processes)
         self.optimiser = build_optimiser(model, model.recipe(), config)
-        self.average = None if config.average is None else WeightAverage(self.model, config.average)
-        self.compiles = placement.device.type == "cuda" if config.compile is None else config.compile
-        if self.compiles:
-            model.compile_training()
-        self.module = placement.processes.wrap(model)
+        self.average = None if config.average is None else WeightAverage(model, config.average, self.layout.local)
         graphed = config.cuda_graphs and placement.device.type == "cuda" and placement.processes.world == 1
         self.graphs = GradientGraphs(self._backward) if graphed else None
         self._saved_step, self._saved_time = 0, time.monotonic()
@@ -169,6 +143,7 @@ class Trainer:
                     return done
                 self._train_branch(label, evaluate, branch, done, log)
             done, ended = self._train(label, evaluate, done, timetable.steps)
+            self._settle()
         return done if ended else None
 
     def _train(self, label: str, evaluate: Evaluate, done: int, until: int) -> tuple[int, bool]:
@@ -208,6 +183,7 @@ class Trainer:
                 f"{branch.start}; remove that branch, or give another --out."
             )
         self._save(done)
+        self._settle()
         group.run_on_leader(lambda: start_branch(records, branch.tokens, branch.start * tokens))
         self.records, self.timetable = records, branch
         try:
@@ -245,12 +221,13 @@ class Trainer:
         try:
             # no signal raises while weights are swapped or written
             with self.average.applied() if self.average else contextlib.nullcontext():
+                model = self.layout.whole()
                 if keeps:
-                    group.run_on_leader(lambda: checkpoint.save_weights(self.records.weights, self.model, done))
+                    group.run_on_leader(lambda: checkpoint.save_weights(self.records.weights, model, done))
                 with immediate() if group.world == 1 else contextlib.nullcontext():
-                    ended = bool(evaluate(self.model, done, done * self.timetable.step_tokens))
+                    ended = bool(evaluate(model, done, done * self.timetable.step_tokens))
                 if ended and not keeps:
-                    group.run_on_leader(lambda: checkpoint.save_weights(self.records.weights, self.model, done))
+                    group.run_on_leader(lambda: checkpoint.save_weights(self.records.weights, model, done))
                 return ended
         except (Exception, Interrupted) as error:
             if not isinstance(error, Interrupted) and (group.world > 1 or not self.records.left):
@@ -262,6 +239,7 @@ class Trainer:
     def _stop(self, label: str, done: int) -> NoReturn:
         left = self._follow()
         self._save(done)
+        self._settle()
         message = f"{label}: stopped at step {done} of {self.timetable.steps} with a checkpoint"
         if left:
             raise LostDirectory(f"{message}, as {self._moved}.")
@@ -278,12 +256,13 @@ class Trainer:
         """Write the checkpoint after `done` steps unless it exists."""
         if self._saved_step != done:
             with self.wall.part("checkpoints"):
-                self.placement.processes.run_on_leader(lambda: self._write(done))
+                self.layout.save(self.records.resume, self.optimiser, done, self.average, self.records.flush)
             self._saved_step, self._saved_time = done, time.monotonic()
 
-    def _write(self, done: int) -> None:
-        self.records.flush()  # they must not be lost if the checkpoint survives
-        checkpoint.save(self.records.resume, self.model, self.optimiser, done, self.average)
+    def _settle(self) -> None:
+        """Wait until the last checkpoint is on disk."""
+        with self.wall.part("checkpoints"):
+            self.layout.settle()
 
     def _resume(self, log: Callable[[str], None]) -> int:
         group = self.placement.processes
@@ -301,7 +280,7 @@ class Trainer:
             log(f"warm-up shortened to {warmup} steps, a tenth of the run; train.warmup is {self.config.warmup}.")
 
     def _restore(self, path: Path | None) -> int:
-        return 0 if path is None else checkpoint.restore(path, self.model, self.optimiser, self.average)
+        return 0 if path is None else self.layout.restore(path, self.optimiser, self.average)
 
     def _batch(self, step: int) -> Batch:
         group = self.placement.processes
@@ -318,7 +297,7 @@ class Trainer:
         rate = self.timetable.rate(step)
         set_learning_rate(self.optimiser, rate)
         loss = self._accumulate(batch)
-        norm = clip_gradients(self.model, self.config)
+        norm = self.layout.total(clip_gradients(self.model, self.config))
         following = batch if self._follow() else self._batch(step + 1)
         ends = self._follow() or requested() is not None
         old = self.config.checkpoint_every is None and time.monotonic() - self._saved_time >= CHECKPOINT_SECONDS
@@ -372,27 +351,28 @@ class Trainer:
         self.optimiser.zero_grad(set_to_none=self.graphs is None)
         total = torch.zeros((), device=device)
         for index, (part, own) in enumerate(zip(parts, shares, strict=True)):
-            with group.without_sync(self.module, last=index + 1 == len(parts)):
+            with self.layout.without_sync(last=index + 1 == len(parts)):
                 total += backward(part, own)
         return total
 
     def _backward(self, part: Batch, share: Tensor) -> Tensor:
         """Add the gradients of a micro-batch, times its share of the targets; return its loss, scaled likewise."""
         with self.placement.autocast():
-            loss = self.module(*part.parts) * share
+            loss = self.layout.module(*part.parts) * share
         loss.backward()
         return loss.detach()
 
     def _refuse(self, step: int, batch: Batch, what: Literal["loss", "gradients"]) -> None:
         """Raise TrainingError in all processes; it names the first bad parameter or module of any of them."""
-        found = self.placement.processes.run_on_all(lambda: self._first_bad(batch))
+        model = self.layout.whole()
+        found = self.placement.processes.run_on_all(lambda: self._first_bad(model, batch))
         raise TrainingError(describe_fault(what, step + 1, found))
 
-    def _first_bad(self, batch: Batch) -> str | None:
+    def _first_bad(self, model: LanguageModel, batch: Batch) -> str | None:
         """Return the first bad parameter or module for the sequences of this process, None if there is none."""
         for part in self._split(batch.to(self.placement.device)):
             with self.placement.autocast():
-                where = first_bad_module(self.model, *part.parts)
+                where = first_bad_module(model, *part.parts)
             if where is not None:
                 return where
         return None

@@ -4,6 +4,7 @@ import pickle
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from basecap.errors import ConfigError
 from basecap.mixers import ARCHITECTURES
@@ -60,13 +61,18 @@ def test_a_tied_matrix_starts_as_an_embedding():
     assert small("rwkv-6", tied=True).head_weight.abs().max() <= 1e-4 < small("rwkv-6", tied=False).head_weight.std()
 
 
-def test_recomputing_activations_changes_no_gradient():
-    batch = tokens(2, 17)
-    plain, saving = small(), LanguageModel(small().config, checkpointing=True).initialise(0)
-    for model in (plain, saving):
-        model(batch[:, :-1], batch[:, 1:]).backward()
-    for (name, a), b in zip(plain.named_parameters(), saving.parameters(), strict=True):
-        torch.testing.assert_close(a.grad, b.grad, msg=name)
+def test_recomputing_activations_changes_no_gradient_and_selectively_no_product_is_repeated():
+    batch, choices = tokens(2, 17), (False, "selective", True)
+    models = [LanguageModel(small().config, checkpointing=choice).initialise(0) for choice in choices]
+    operations = []
+    for model in models:
+        with FlopCounterMode(display=False) as counter:
+            model(batch[:, :-1], batch[:, 1:]).backward()
+        operations.append(counter.get_total_flops())
+    assert operations[0] == operations[1] < operations[2]
+    for model in models[1:]:
+        for (name, a), b in zip(models[0].named_parameters(), model.parameters(), strict=True):
+            torch.testing.assert_close(a.grad, b.grad, msg=name)
 
 
 @pytest.mark.parametrize("backbone", BACKBONES.names())

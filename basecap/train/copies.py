@@ -1,0 +1,79 @@
+"""A copy of the model in each process (DDP), and the choice between that and parts of it."""
+
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from basecap.models.language_model import LanguageModel
+from basecap.train import checkpoint
+from basecap.train.average import WeightAverage
+from basecap.train.config import TrainConfig
+from basecap.train.distributed import Processes
+from basecap.train.layout import Layout
+
+
+class Copies(Layout):
+    """A copy of the model in each process; gradients are averaged over them."""
+
+    def __init__(self, model: LanguageModel, group: Processes, *, compiles: bool):
+        """Take a model on its device."""
+        if compiles:
+            model.compile_training()
+        self._model, self._group = model, group
+        self.module = DistributedDataParallel(model) if group.world > 1 else model
+
+    def without_sync(self, last: bool) -> contextlib.AbstractContextManager:
+        """See `Layout`."""
+        if isinstance(self.module, DistributedDataParallel) and not last:
+            return self.module.no_sync()
+        return contextlib.nullcontext()
+
+    def whole(self) -> LanguageModel:
+        """Return the model itself."""
+        return self._model
+
+    def local(self, tensor: Tensor) -> Tensor:
+        """Return the tensor."""
+        return tensor
+
+    def total(self, norm: Tensor) -> Tensor:
+        """Return the norm."""
+        return norm
+
+    def save(
+        self,
+        directory: Path,
+        optimiser: torch.optim.Optimizer,
+        step: int,
+        average: WeightAverage | None,
+        before: Callable[[], None],
+    ) -> None:
+        """Write the checkpoint in the leading process."""
+
+        def write() -> None:
+            before()
+            checkpoint.save(directory, self._model, optimiser, step, average)
+
+        self._group.run_on_leader(write)
+
+    def settle(self) -> None:
+        """Do nothing: a checkpoint is on disk when `save` returns."""
+
+    def restore(self, path: Path, optimiser: torch.optim.Optimizer, average: WeightAverage | None) -> int:
+        """See `Layout`."""
+        return checkpoint.restore(path, self._model, optimiser, average)
+
+
+def lay_out(model: LanguageModel, config: TrainConfig, group: Processes) -> Layout:
+    """Lay a model on its device over the processes, as `train.parallel` says."""
+    device = next(model.parameters()).device
+    compiles = device.type == "cuda" if config.compile is None else config.compile
+    if config.parallel == "fsdp" and group.world > 1:
+        from basecap.train.sharding import Shards  # half a second, which most runs need not wait
+
+        return Shards(model, config, group, compiles=compiles)
+    return Copies(model, group, compiles=compiles)

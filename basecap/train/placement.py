@@ -1,0 +1,32 @@
+"""Where and how a run trains."""
+
+import contextlib
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from basecap.train.distributed import Processes
+
+
+def resolve(precision: str, device: torch.device) -> Literal["bf16", "fp32"]:
+    """Return the precision to use: for "auto" bf16 on a GPU and fp32 on a CPU, otherwise the given one."""
+    return "bf16" if precision == "bf16" or (precision == "auto" and device.type == "cuda") else "fp32"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DevicePlacement:
+    """Where and how a run trains: device, processes, precision."""
+
+    device: torch.device
+    processes: Processes
+    bf16: bool
+
+    @classmethod
+    def choose(cls, device: torch.device, processes: Processes, precision: str) -> "DevicePlacement":
+        """Resolve the precision, see `resolve`."""
+        return cls(device=device, processes=processes, bf16=resolve(precision, device) == "bf16")
+
+    def autocast(self) -> contextlib.AbstractContextManager:
+        """Return the autocast context of the run's precision."""
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16)
