@@ -4,10 +4,14 @@ const views = [];
 function show(place) {
   if (place.dataset.shown) return;
   place.dataset.shown = "yes";
-  vegaEmbed(place, JSON.parse(place.querySelector("script").textContent), {
+  const chart = JSON.parse(place.querySelector("script").textContent);
+  vegaEmbed(place, chart, {
     renderer: "svg", downloadFileName: place.dataset.name,
     actions: {export: true, source: false, compiled: false, editor: false},
-  }).then(({view}) => { views.push([place, view, view.height()]); pick(place.closest("section")); });
+  }).then(({view}) => {
+    views.push([place, view, view.height(), chart.width === "container"]);
+    pick(place.closest("section"));
+  });
 }
 
 // The legend of a study stands for all its charts: the names that are pressed are drawn in full, none pressed: all.
@@ -76,8 +80,10 @@ document.querySelectorAll("details").forEach((part) =>
 for (const [event, printed] of [["beforeprint", true], ["afterprint", false]])
   addEventListener(event, () => {
     document.documentElement.classList.toggle("printed", printed);
-    for (const [, view, height] of views)
+    for (const [, view, height, stretches] of views) {
+      if (stretches) view.width(0); // it notices no new place as wide as its area between the axes was
       view.height(printed ? Math.min(height, 420, Math.max(260, .6 * height)) : height);
+    }
     dispatchEvent(new Event("resize"));
   });
 
