@@ -18,6 +18,7 @@ from basecap.data._faster import encoder, first_difference
 from basecap.data._pieces import BYTE_LEVEL, cuts_of, matched_tokens, pieces
 from basecap.errors import ConfigError
 from basecap.system.foreign import read_file
+from basecap.system.hub import without_retries
 
 #: End-of-text tokens, in order of preference.
 END_TOKENS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[EOS]", "[SEP]")
@@ -211,7 +212,8 @@ class Tokenizer:
 
         refuse_missing_file(name)
         try:
-            path = hf_hub_download(name, "tokenizer.json")
+            with without_retries():
+                path = hf_hub_download(name, "tokenizer.json")
         except (OSError, ValueError) as error:
             raise ConfigError(  # the library's message fills a screen; --debug shows it
                 f"tokenizer {name!r} is neither bpe, bytes nor a local file, and cannot be downloaded from the Hugging "

@@ -140,6 +140,8 @@ def _prepare(
         plan = Plan(study=whole, runs=runs, evaluations=tuple(evaluations))
         records.create(whole.model_dump(mode="json"))
         _write_environment(records, plan, material, device, accepted.proofs)
+    if note := records.environment().get("text_note"):
+        log(f"{note}.")
     return plan
 
 

@@ -204,7 +204,7 @@ def test_installed_headers_were_written_by_people(installation):
     )
 
 
-def test_installed_text_that_differs_is_read_and_said(installation):
+def test_installed_text_that_differs_is_read_and_said(installation, monkeypatch):
     source = SOURCES.get("installed")(DataConfig(source="installed", train=["prose"], ood=["python", "c"]))
     assert source.remark() is None
     (installation / "standard/copy.py").write_bytes(INSTALLED["standard/copy.py"].replace("\n", "\r\n").encode())
@@ -213,8 +213,12 @@ def test_installed_text_that_differs_is_read_and_said(installation):
     (installation / "standard/email/mime.py").unlink()
     assert source.remark() == (
         "the text differs from the reference manifest: 2 of 5 files are missing or changed; compare only runs on this "
-        "text, or install the versions of constraints.txt with Python 3.11"
+        "text, or install these packages again, then prepare the text again"
     )
+    monkeypatch.setattr("platform.python_version", lambda: "3.12.1")
+    monkeypatch.setattr(installed, "version", lambda package: "0.9+cpu")
+    python, packages = " or create an environment with Python 3.", " (this is 3.12.1) and run pip install mpmath=="
+    assert python in source.remark() and packages in source.remark()
     assert any(document.text.startswith("Else.") for part in source.parts()[:1] for document in source.read(part))
 
 
@@ -438,6 +442,7 @@ def test_a_hub_out_of_reach_is_one_sentence(monkeypatch, error: Exception, reaso
     def fail(*arguments: object, **options: object) -> None:
         raise error
 
+    monkeypatch.setattr("basecap.system.hub.unreachable", lambda: None)
     monkeypatch.setattr("huggingface_hub.HfApi.dataset_info", fail)
     sentence = refused(source="slimpajama", train=["c4"], hub="nobody/nothing")
     assert f"dataset 'nobody/nothing' cannot be read ({reason}); check its name and the network" in sentence

@@ -271,6 +271,7 @@ def test_a_hub_that_gives_nothing_is_said_in_one_sentence(monkeypatch):
     def fails(*_):
         raise FileNotFoundError("An error happened. Please check your connection.")
 
+    monkeypatch.setattr("basecap.system.hub.unreachable", lambda: None)
     monkeypatch.setattr("huggingface_hub.hf_hub_download", fails)
     with pytest.raises(ConfigError, match=r"\(FileNotFoundError\); give a .* --set data\.tokenizer=FILE") as told:
         Tokenizer.from_hub("some/model")

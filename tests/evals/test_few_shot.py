@@ -278,7 +278,7 @@ def test_an_answer_may_end_one_token_after_what_the_model_reads(library, context
     ],
 )
 def test_the_hub_is_advised_where_it_would_help(library, error, of_hub):
-    with pytest.raises(DataError, match="connect to" if of_hub else "correct its task file"), library._named("task"):
+    with pytest.raises(DataError, match="connect to" if of_hub else "correct its task file"), library.named("task"):
         raise error
 
 

@@ -11,6 +11,7 @@ from basecap.data.hashes import digest, file_digest
 from basecap.data.sources._contract import SPLITS, Part, SourceOptions, Split
 from basecap.data.sources._lines import ENDINGS, SUFFIXES, read_records, record_files, records_of, refuse_pairs
 from basecap.errors import BasecapError, ConfigError, DataError
+from basecap.system.hub import refuse_unreachable
 
 #: Bytes that are read ahead of a file on the hub.
 AHEAD = 8 << 20
@@ -98,6 +99,7 @@ def _revision(name: str) -> str | None:
         return None
     from huggingface_hub import HfApi
 
+    refuse_unreachable(f"dataset {name!r}", "check the network, or give data.hub a directory with a copy")
     with _errors_of(name):
         return HfApi().dataset_info(name).sha
 

@@ -14,11 +14,13 @@ import ast
 import hashlib
 import importlib.util
 import io
+import platform
 import sysconfig
 import warnings
 from collections import deque
 from collections.abc import Iterator
 from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path, PurePath
 
 from basecap.data.sources._contract import Document, Part, Source, source
@@ -90,8 +92,27 @@ class Installed(Source):
             return None
         return (
             f"the text differs from the reference manifest: {differ} of {len(wanted)} files are missing or changed; "
-            "compare only runs on this text, or install the versions of constraints.txt with Python 3.11"
+            f"compare only runs on this text, or {_remedy()}"
         )
+
+
+def _remedy() -> str:
+    """Return how to get the text of the reference: what differs here in the versions that the manifest begins with."""
+    first = REFERENCE.read_text(encoding="utf-8").partition("\n")[0]
+    wanted = dict(item.rsplit(" ", 1) for item in first.removeprefix("# ").split(", "))
+    python = wanted.pop("Python")
+    others = [f"{name}=={number}" for name, number in wanted.items() if _version_of(name) != number]
+    steps = [f"create an environment with Python {python} (this is {platform.python_version()})"]
+    steps = steps if platform.python_version() != python else []
+    steps += [f"run pip install {' '.join(others)}"] if others else []
+    return f"{' and '.join(steps or ['install these packages again'])}, then prepare the text again"
+
+
+def _version_of(package: str) -> str | None:
+    try:
+        return version(package).partition("+")[0]
+    except PackageNotFoundError:
+        return None
 
 
 @cache

@@ -7,7 +7,6 @@ import io
 import json
 import logging
 import math
-import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,9 +23,10 @@ from lm_eval.api.task import Task
 from lm_eval.tasks import TaskManager
 
 from basecap.data.tokenizer import Tokenizer
-from basecap.errors import BasecapError, ConfigError, DataError, describe_error, nearest
+from basecap.errors import ConfigError, DataError, nearest
 from basecap.evals._contract import Measurement
 from basecap.evals._few_shot.library_model import REMEDY, AskedModel
+from basecap.evals._few_shot.loading import named, probing
 from basecap.evals._statistics import standard_error
 from basecap.records.measured import Better
 
@@ -123,7 +123,7 @@ class LibraryTasks:
             requests = self._requests(name, min(LOOKED_AT, self._limit or LOOKED_AT))
             cut = read = 0
             for kind, members in _by_kind(requests).items():
-                with _named(name):
+                with named(name):
                     getattr(model, kind)(members)
                 cut += sum(model.cut)
                 read += model.read
@@ -193,7 +193,7 @@ class LibraryTasks:
         """Return the requests of a task in order, always the same."""
         task = self.tasks[name]
         task.set_fewshot_seed(SEED)
-        with _named(name), _quiet():
+        with named(name), _quiet():
             task.build_all_requests(limit=limit)
         return task.instances
 
@@ -204,7 +204,7 @@ def _load(name: str, path: str | None) -> tuple[dict[str, Task], Group | None]:
     if name not in manager.all_tasks:
         where = f"{path} has no task" if path else "unknown task"
         raise ConfigError(f"few-shot: {where} {name!r}: {nearest(name, manager.all_tasks, see='lm-eval ls tasks')}")
-    with _named(name), _quiet():
+    with named(name), _quiet(), probing():
         found = manager.load([name])
     for task in found["tasks"].values():
         if getattr(task, "UNSAFE_CODE", False) or getattr(task, "MULTIMODAL", False):
@@ -241,30 +241,6 @@ def _refuse_shots(task: Task) -> None:
         raise DataError(
             f"few-shot: task {task.config.task!r} has {examples} examples, fewer than its {shots} shots; lower shots."
         )
-
-
-@contextlib.contextmanager
-def _named(task: str) -> Iterator[None]:
-    """Raise DataError with the name of the task for what its files, its data or its code may raise."""
-    try:
-        yield
-    except BasecapError as error:
-        raise type(error)(f"few-shot: task {task!r}: {error}") from error
-    except Exception as error:  # other people's code and the network may raise anything
-        advice = "correct its task file or its data, or leave the task out."
-        if _of_hub(error):
-            advice = (
-                "connect to the Hugging Face hub once, so that it is stored here, or give path with task files whose "
-                "data is on this machine."
-            )
-        raise DataError(f"few-shot: task {task!r} cannot be asked ({describe_error(error)}); {advice}") from error
-
-
-def _of_hub(error: Exception) -> bool:
-    """Whether data on the Hugging Face hub was out of reach, and not stored on this machine."""
-    library = type(error).__module__.partition(".")[0]
-    stored = re.search(r"\b(Hub|[Cc]ouldn't find cache|HF_\w*OFFLINE)\b", str(error))
-    return isinstance(error, ConnectionError) or library in ("huggingface_hub", "requests", "httpx") or bool(stored)
 
 
 @contextlib.contextmanager
