@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from basecap.data._faster import encoder, first_difference
+from basecap.data._growth import refuse_growth
 from basecap.data._pieces import BYTE_LEVEL, cuts_of, matched_tokens, pieces
 from basecap.errors import ConfigError
 from basecap.system.foreign import read_file
@@ -49,6 +50,7 @@ class Tokenizer:
     def __init__(self, description: str):
         """Parse the content of a tokenizer.json; raises ValueError, TypeError or KeyError when it is invalid."""
         content = json.loads(description)
+        refuse_growth(content)
         model = content["model"]["vocab"]
         added = {token["content"]: token["id"] for token in content["added_tokens"]}
         ids = list(model.values()) if isinstance(model, dict) else range(len(model))

@@ -1,6 +1,7 @@
 """Tokenizers: text there and back, one end of text, the same description for the same text."""
 
 import json
+from base64 import b64encode
 
 import pytest
 import tokenizers
@@ -265,6 +266,34 @@ def test_what_is_no_tokenizer_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("basecap.data.tokenizer.LARGEST_FILE", 1000)
     with pytest.raises(DataError, match="at most 1,000 are read of such a file"):
         Tokenizer.load(path)
+
+
+REPLACE = {"type": "Replace", "pattern": {"String": "a"}, "content": "aaaa"}
+SPACES = {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": "\u2581"}
+#: A table of SentencePiece with an empty trie, which leads to texts of at most 18 characters.
+TABLE = {"type": "Precompiled", "precompiled_charsmap": b64encode(bytes(4) + b"one\0" + b"x" * 18).decode()}
+
+
+@pytest.mark.parametrize(
+    ("part", "steps", "grows"),
+    [
+        ("normalizer", [REPLACE] * 4, None),
+        ("normalizer", [TABLE, *[SPACES] * 20, {"type": "Prepend", "prepend": "\u2581"}, {"type": "NFC"}], None),
+        ("normalizer", [REPLACE] * 5, "1.02e+03"),
+        ("decoder", [REPLACE | {"pattern": {"Regex": "a*"}}] * 5, "3.12e+03"),
+        ("normalizer", [{"type": "Sequence", "normalizers": [TABLE] * 2}, REPLACE], "1.3e+03"),
+        ("normalizer", [REPLACE | {"pattern": {"Regex": r"\p{L}"}, "content": "a" * 1000}], "1e+03"),
+    ],
+)
+def test_a_tokenizer_that_multiplies_text_is_refused(part, steps, grows):
+    """The library ends the process when a text takes more memory than there is."""
+    content = json.dumps(json.loads(BYTES.description) | {part: {"type": "Sequence", f"{part}s": steps}})
+    said = ""
+    try:
+        Tokenizer(content)
+    except ConfigError as error:
+        said = str(error).partition(", more than 1,000; give")[0]
+    assert said == (f"the {part} of the tokenizer may make text {grows} times as long" if grows else "")
 
 
 def test_a_hub_that_gives_nothing_is_said_in_one_sentence(monkeypatch):
