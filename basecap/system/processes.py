@@ -22,6 +22,9 @@ R = TypeVar("R")
 #: Raised by the future of a job whose worker was killed.
 WorkerKilled = BrokenProcessPool
 
+#: How workers start: in an interpreter of their own, as a fork of this process could use neither its GPU nor its locks.
+START_METHOD = "spawn"
+
 
 def usable_cores() -> int:
     """Return the number of cores that this process may use, which may be fewer than the machine has; at least 1.
@@ -114,7 +117,7 @@ class _Worker:
         if self.pool is not None:
             with contextlib.suppress(BrokenProcessPool):
                 return self.pool.submit(_do, job, item)
-        context = multiprocessing.get_context("spawn")
+        context = multiprocessing.get_context(START_METHOD)
         self.pool = ProcessPoolExecutor(1, context, _prepare_worker, (self.start,))
         self.pools.callback(self.pool.shutdown, cancel_futures=True)
         return self.pool.submit(_do, job, item)

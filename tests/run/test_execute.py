@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from torch.distributed.launcher import LaunchConfig, elastic_launch
 
 from basecap.errors import ConfigError, DataError, LostDirectory
 from basecap.plan.workloads import recorded_data
@@ -21,7 +22,7 @@ from basecap.records import RunRecords, StudyRecords
 from basecap.run.execute import execute
 from basecap.run.executors import Resources
 from basecap.study.config import StudyConfig, load_study, select
-from tests.forks import command, pair
+from tests.forks import command, pair, start
 from tests.records.made_up import change
 from tests.run._execute import ALONE, PLUGIN, run
 from tests.small_study import write_text
@@ -102,7 +103,7 @@ def test_running_again_does_nothing_and_only_adds(study_file, tmp_path):
     assert losses(tmp_path / "out")["transformer++"] == first
 
 
-def test_a_killed_process_costs_its_own_run_alone(study, tmp_path):
+def test_a_killed_process_costs_its_own_run_alone(study, tmp_path, quick_workers):
     """Killed in a trial step, which costs an architecture its runs, or while it trains, which costs the run.
 
     What lacks memory, or may have, trains again when the others have ended: "crowded" succeeds then, "killed" does not.
@@ -280,17 +281,24 @@ def test_damaged_documents_are_found_before_anything_is_trained(study_file, tmp_
     assert set(losses(out)) == {"transformer++"}
 
 
+def launch(*arguments: object) -> None:
+    """Run the command line in two processes under torchrun's launcher."""
+    config = LaunchConfig(
+        1, 1, 2, rdzv_backend="c10d", rdzv_endpoint="localhost:0", max_restarts=0, start_method="fork"
+    )
+    elastic_launch(config, command)(*arguments)
+
+
 def test_an_error_in_one_of_two_processes_does_not_leave_the_other_waiting(study, tmp_path):
     plugin, path = tmp_path / "alone.py", tmp_path / "tiny.yaml"
     plugin.write_text(ALONE)
     names = [*study["architectures"], "alone"]
     path.write_text(yaml.safe_dump(study | {"architectures": names, "evals": ["domain-loss", "fails-once"]}))
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    words = [*launcher, "-m", "basecap.cli", "run", "--device", "cpu", path, "--out", tmp_path / "out"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    options = {"env": environment, "capture_output": True, "text": True, "timeout": 200, "check": False}
-    done = subprocess.run([*map(str, words), "--plugin", str(plugin)], **options)
-    assert done.returncode == 1, done.stderr[-3000:]
+    arguments = ("run", "--device", "cpu", path, "--out", tmp_path / "out", "--plugin", plugin)
+    launcher = start(launch, *arguments, output=tmp_path / "output")
+    launcher.join(200)
+    printed = (tmp_path / "output").read_text()
+    assert launcher.exitcode == 1, printed[-3000:]
     infos = {info.name: info for info in (found.info() for found in StudyRecords(tmp_path / "out").runs())}
     assert {name: info.status for name, info in infos.items()} == {
         "transformer++": "failed",  # the leader's evaluation: both processes know and go on
@@ -302,8 +310,8 @@ def test_an_error_in_one_of_two_processes_does_not_leave_the_other_waiting(study
     assert "in run" in infos["transformer++"].traceback
     line = ALONE.splitlines().index('        raise MemoryError("no room in process 1")') + 1
     assert infos["alone"].message == f"MemoryError: no room in process 1 ({plugin}:{line})"
-    assert done.stderr.count("transformer++ (seed 0) failed: RuntimeError: this evaluation cannot") == 1
-    assert done.stderr.count("alone (seed 0) failed in process 1, which ends all processes (--only") == 1
+    assert printed.count("transformer++ (seed 0) failed: RuntimeError: this evaluation cannot") == 1
+    assert printed.count("alone (seed 0) failed in process 1, which ends all processes (--only") == 1
 
 
 def test_two_processes_run_a_study_and_one_reports(study_file, tmp_path):
