@@ -1,5 +1,6 @@
 """Every test is cut off from the network and runs on one thread; without a GPU kernels run in Triton's interpreter."""
 
+import gc
 import os
 import signal
 import socket
@@ -24,6 +25,12 @@ os.environ["HF_UPDATE_DOWNLOAD_COUNTS"] = "false"  # else datasets reports to it
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell starts commands in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_finish() -> None:
+    """Have the garbage collector leave alone what was imported, which it would search again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
