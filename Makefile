@@ -8,7 +8,7 @@ run: .venv/ready
 	$(BIN)/basecap run quickstart --out runs/quickstart --per-device 2
 
 test: lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -rs
 
 lint: .venv/ready
 	$(BIN)/ruff check .

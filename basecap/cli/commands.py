@@ -161,6 +161,9 @@ def plan(
     settings: Settings = [],
     only: Only = [],
     plugin: Plugins = [],
+    gpus: Annotated[
+        int | None, typer.Option("--gpus", min=1, max=LARGEST, help="also print the time on this number of large GPUs")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show what a study would run and what it would cost. Trains nothing.
@@ -181,7 +184,7 @@ def plan(
     planned = check(config)
     rows = estimate(planned, directory)
     print_table(f"plan of {config.title}", rows if as_json else readable(rows), as_json)
-    for line in [] if as_json else remarks(planned, rows, directory):
+    for line in [] if as_json else remarks(planned, rows, directory, gpus):
         typer.echo(line)
     if absent := missing(planned, directory):
         raise ConfigError(" ".join(f"missing: {sentence}" for sentence in absent))

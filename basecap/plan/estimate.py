@@ -15,6 +15,7 @@ from basecap.plan.maturity import maturity_warnings
 from basecap.plan.needs import little_disk
 from basecap.plan.prospects import prospects, short_runs
 from basecap.plan.runs import Plan, RunSpec, costs, moved_points, plan_runs
+from basecap.plan.wall_time import wall_time
 from basecap.plan.workloads import Tasks, Workloads, cache_of
 from basecap.records import StudyRecords
 from basecap.study.config import StudyConfig
@@ -101,8 +102,8 @@ def _with_later_seeds(study: StudyConfig, runs: Sequence[RunSpec]) -> list[RunSp
     return [*runs, *(run for run in later if run.seed != study.seeds_of(run.architecture)[0])]
 
 
-def remarks(plan: Plan, rows: list[dict[str, Any]], out: Path) -> list[str]:
-    """Return the lines below the rows of `estimate`: the total, what it leaves out, disk, warnings."""
+def remarks(plan: Plan, rows: list[dict[str, Any]], out: Path, gpus: int | None = None) -> list[str]:
+    """Return the lines below the rows of `estimate`: the total, that on `gpus`, what it leaves out, disk, warnings."""
     study, workloads = plan.study, _workloads(plan.study, out)
     seconds, evaluating = _seconds(rows), sum(row[EVALUATING] or 0.0 for row in rows)
     work = sum(row["PFLOP"] for row in rows) + evaluating
@@ -112,6 +113,7 @@ def remarks(plan: Plan, rows: list[dict[str, Any]], out: Path) -> list[str]:
     return [
         f"{_all(len(rows), _span(*seconds), share)} {SHARES} of this machine's matrix rate, now {rate:.3g} TFLOP/s; "
         f"at the same shares of 1,000 TFLOP/s, {_span(*(time * rate / 1000 for time in seconds))}.",
+        *_on_gpus(rows, rate, gpus),
         *_finished(rows, out),
         *_launches(study, rows),
         *_early_ends(study),
@@ -129,6 +131,20 @@ def remarks(plan: Plan, rows: list[dict[str, Any]], out: Path) -> list[str]:
         *(prospects(plan, out) if study.task is None else ()),
         *_evaluations(plan, workloads),
     ]
+
+
+def _on_gpus(rows: list[dict[str, Any]], rate: float, gpus: int | None) -> list[str]:
+    """Return the time on several GPUs of 1,000 TFLOP/s, nothing without a number; `rate` is this machine's."""
+    if gpus is None:
+        return []
+    shares = [[3600 * row[hours] * rate / 1000 for row in rows] for hours in HOURS]
+    whole, longest = _span(*(wall_time(one, gpus) for one in shares)), _span(*(max(one) for one in shares))
+    more = (
+        f"; the longest run takes {longest}, also on more GPUs unless torchrun gives it several"
+        if len(rows) > 1
+        else ""
+    )
+    return [f"On {gpus} such GPUs, one run on each at a time: {whole}{more}."]
 
 
 def _proofs(runs: Sequence[RunSpec]) -> list[str]:

@@ -118,6 +118,10 @@ def test_a_plan_counts_the_flops_of_each_length(content, monkeypatch):
             f"All 4 runs: 2 days to 5 days{order}, 29% of it for evaluations, if all reach 15% to 40% of this "
             "machine's matrix rate, now 2 TFLOP/s; at the same shares of 1,000 TFLOP/s, 5 min 46 s to 15 min 22 s."
         )
+    assert remarks(planned, [*day, *day], Path("nowhere"), gpus=2)[1] == (
+        "On 2 such GPUs, one run on each at a time: 2 min 53 s to 7 min 41 s; the longest run takes 1 min 26 s to "
+        "3 min 50 s, unless torchrun gives it several."
+    )
     one, large = ({**rows[0], "blocks": 8, "steps": 10_000, "PFLOP": work} for work in (1.0, 100.0))
     assert "the steps of 1 of the runs are too small" in (said := remarks(planned, [one, large], Path("nowhere"))[1])
     assert "they take 40 s to 3 min 28 s, and longer" in said  # 0.5 and 2.6 ms for each of 80,000

@@ -57,20 +57,25 @@ EXECUTORS: Registry[Start] = Registry("executor", "basecap.run.executors")
 #: Names of the executors whose jobs run on other machines. Their command itself needs no GPU: it works on the CPU, and
 #: the jobs choose the device of `Resources` where they run.
 REMOTE: set[str] = set()
+#: What refuses resources that an executor cannot use, by its name.
+REFUSALS: dict[str, Callable[[Resources], None]] = {}
 
 
-def executor(name: str, *, remote: bool = False) -> Callable[[S], S]:
+def executor(name: str, *, remote: bool = False, refuse: Callable[[Resources], None] | None = None) -> Callable[[S], S]:
     """Register the decorated class or function as executor `name`: it is called as a `Start`.
 
     Args:
         name: as `--executor` names it.
         remote: whether its jobs run on other machines than the command.
+        refuse: raises ConfigError for resources that it cannot use, before a study is set up.
     """
 
     def register(start: S) -> S:
         EXECUTORS.add(name, start, start)
         if remote:
             REMOTE.add(name)
+        if refuse is not None:
+            REFUSALS[name] = refuse
         return start
 
     return register
@@ -86,11 +91,13 @@ def device_here(on: Resources) -> torch.device:
     """Return the device of this process: that of the jobs where they run on this machine, else the CPU.
 
     Raises:
-        ConfigError: the device or the executor does not exist, or the executor takes no settings.
+        ConfigError: the device or the executor does not exist, or the executor cannot use these resources.
     """
     remote = is_remote(on.executor)
     if on.settings and EXECUTORS.built_in(on.executor) and not remote:
         raise ConfigError(f"executor {on.executor} takes no settings; name the executor that they are for.")
+    if on.executor in REFUSALS:
+        REFUSALS[on.executor](on)
     return environment.choose_device("cpu" if remote else on.device)
 
 

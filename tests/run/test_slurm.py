@@ -1,0 +1,160 @@
+"""Executor `slurm` on a real cluster of two nodes on this machine."""
+
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from basecap.errors import ConfigError
+from basecap.records import StudyRecords
+from basecap.run.execute import execute
+from basecap.run.executors import Resources
+from basecap.run.executors import _slurm_commands as slurm
+from basecap.run.executors import slurm as executor
+from basecap.study.config import load_study
+from basecap.train.distributed import processes
+from tests.run import slurm_cluster
+
+HEAD = "from basecap.cli import main; main()"
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory):
+    if reason := slurm_cluster.missing():
+        pytest.skip(reason)
+    cluster = slurm_cluster.Cluster(tmp_path_factory.mktemp("slurm"))
+    yield cluster
+    cluster.stop()
+
+
+@pytest.fixture
+def queue(cluster, monkeypatch):
+    """The commands of this process use the cluster; its queue is empty afterwards."""
+    for name, value in cluster.environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(executor, "LONGEST_PAUSE", 0.5)
+    yield cluster
+    cluster.empty()
+
+
+def wait_for(found, seconds=120.0, pause=0.1):
+    """Return what `found` returns once that is true."""
+    end = time.monotonic() + seconds
+    while not (value := found()):
+        assert time.monotonic() < end
+        time.sleep(pause)
+    return value
+
+
+def training() -> list[slurm.QueuedTask]:
+    """Return the tasks of this user that train now."""
+    return [task for task in slurm.queue() or () if "-train-" in task.job and task.state == "RUNNING"]
+
+
+def started(out: Path, task: slurm.QueuedTask) -> dict:
+    """Return the item of a task of one run."""
+    (item,) = executor.SlurmBatch(out / "slurm" / task.job).content["tasks"][task.index]
+    return item
+
+
+def train(study: Path, out: Path, settings=(), only="transformer++", log=print, **given):
+    """Run a study by this process as its command."""
+    on = Resources(device="cpu", executor="slurm", settings={"time": "5", **given})
+    return execute(load_study(str(study), settings), out, only={only}, on=on, plugins=(), log=log)
+
+
+def test_a_cancelled_job_fails_its_run_and_the_command_goes_on(study_file, tmp_path, queue):
+    out, said, infos = tmp_path / "out", [], []
+    long = ("train.tokens=25600000", "train.eval_every=12800000")
+    command = threading.Thread(target=lambda: infos.extend(train(study_file, out, long, log=said.append)))
+    command.start()
+    (task,) = wait_for(training)
+    run = StudyRecords(out).run("transformer++", 0)
+    wait_for(lambda: run.last_metrics(1))
+    queue.command("scancel", task.id)
+    command.join(120)
+    (info,) = infos
+    assert info.status == "failed" and info.message.startswith(f"Slurm job {task.id} was cancelled, see ")
+    assert run.info() == info and info.message.endswith("0.log; the run resumes from its last checkpoint.")
+
+
+def test_what_slurm_refuses_is_said_in_its_words_and_nothing_is_left(study_file, tmp_path, queue):
+    with pytest.raises(ConfigError, match=r"^Slurm refuses the jobs: .*invalid partition specified: big.*; correct --"):
+        train(study_file, tmp_path / "out", partition="big")
+    assert [path.name for path in (tmp_path / "out" / "slurm").iterdir()] == ["settings.json"]
+
+
+def test_nodes_that_do_not_see_the_directory_are_named_by_it(study_file, tmp_path, queue, monkeypatch):
+    write = executor.SlurmBatch.script
+    monkeypatch.setattr(
+        executor.SlurmBatch, "script", lambda self, python, needed: write(self, python, [Path("/elsewhere"), *needed])
+    )
+    with pytest.raises(ConfigError, match=rf"^the nodes of Slurm do not see {tmp_path}/out; put it on a file system"):
+        train(study_file, tmp_path / "out")
+    assert not StudyRecords(tmp_path / "out").runs()
+
+
+def test_a_queue_without_room_says_so_at_once(queue):
+    """The cluster takes 40 jobs; `sbatch` alone would wait for minutes."""
+    begun = time.monotonic()
+    with pytest.raises(slurm.QueueFull):
+        slurm.submit("#!/bin/bash\ntrue\n", "basecap-train-0", 40, {})
+    assert time.monotonic() - begun < 30
+    slurm.submit("#!/bin/bash\ntrue\n", "basecap-train-1", 2, {"hold": ""})
+    assert [task.place for task in slurm.queue()] == [("basecap-train-1", 0), ("basecap-train-1", 1)]
+
+
+def test_tasks_that_a_full_queue_refuses_are_submitted_in_parts(tmp_path, monkeypatch):
+    room, taken, said = [2], [], []
+
+    def submit(script, job, tasks, settings):
+        if tasks > room[0]:
+            raise slurm.QueueFull
+        room[0] -= tasks
+        taken.append(tasks)
+        return "7"
+
+    monkeypatch.setattr(slurm, "submit", submit)
+    one = object.__new__(executor.SlurmExecutor)
+    one.__dict__ |= {"out": tmp_path, "settings": {}, "needed": [], "log": said.append, "_arrays": {}}
+    monkeypatch.setattr(executor.SlurmExecutor, "_shared", lambda self: {})
+    places = {}
+    left = one._submit("train", [[{"key": f"run {n}"}] for n in range(5)], places)
+    assert (
+        taken == [2]
+        and [*places] == ["run 0", "run 1"]
+        and [task[0]["key"] for task in left]
+        == [
+            "run 2",
+            "run 3",
+            "run 4",
+        ]
+    )
+    assert one._submit("train", left, places) == left
+    room[0] = 3
+    assert (one._submit("train", left, places) == [] and taken == [2, 1, 1, 1]) or taken == [2, 3]
+    assert len([*(tmp_path / "slurm").iterdir()]) == len(taken)
+
+
+def test_without_slurm_a_study_is_refused_before_anything_is_written(study_file, tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ConfigError, match=r"^executor slurm finds no sbatch on the path; run the command where"):
+        train(study_file, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [({"array": "0-3"}, "array is set by the executor"), ({"nodes": "2"}, "a job uses one node and one task")],
+)
+def test_options_that_do_not_fit_are_refused(given, message):
+    with pytest.raises(ConfigError, match=message):
+        slurm.check_settings(given)
+
+
+def test_one_of_several_tasks_of_srun_is_refused(monkeypatch):
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "4")
+    refused = pytest.raises(ConfigError, match=r"^srun started this command 4 times, .*; use one task, or torchrun\.$")
+    with refused, processes(None):
+        pass
