@@ -1,11 +1,16 @@
 """Runs a study on the CPU in a test: texts of plugins, JSON files changed by hand."""
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from basecap import plugins as loader
+from basecap.analysis import analyse
+from basecap.analysis.results import to_json
 from basecap.data.hashes import file_digest
+from basecap.records import StudyRecords
 from basecap.run.execute import execute
 from basecap.run.executors import Resources
 from basecap.study.config import load_study, select
@@ -99,6 +104,15 @@ def run(path: Path, out: Path, settings: tuple[str, ...] = (), only: tuple[str, 
     failures = [line for line in said if line.partition(":")[0].endswith(" failed")]
     assert len(failures) == sum(info.status == "failed" for info in infos)
     return infos
+
+
+def results(out: Path) -> dict[str, Any]:
+    """Write results.json; return its content without what it says of the time of a run."""
+    StudyRecords(out).write_results(to_json(analyse([out])))
+    found = json.loads((out / "results.json").read_text())
+    for row in found["studies"][0]["runs"]:
+        assert all(row.pop(name) > 0 for name in ("seconds", "tokens_per_s", "evaluating"))
+    return found
 
 
 def as_if_loaded_now(plugin: Path, monkeypatch: pytest.MonkeyPatch) -> None:

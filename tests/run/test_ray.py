@@ -1,6 +1,5 @@
 """Executor ray on a cluster of two nodes on this machine: a lost node, Ctrl-C, records that come back."""
 
-import json
 import os
 import signal
 import tempfile
@@ -13,8 +12,6 @@ from typing import Any
 import pytest
 import yaml
 
-from basecap.analysis import analyse
-from basecap.analysis.results import to_json
 from basecap.errors import ConfigError, Interrupted
 from basecap.records import StudyRecords
 from basecap.run.execute import execute
@@ -23,14 +20,13 @@ from basecap.run.executors._packages import pack, put
 from basecap.run.executors.ray import RayOptions
 from basecap.study.config import load_study, select
 from tests import conftest
+from tests.run._execute import results
 from tests.small_study import small_study
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::FutureWarning")
 
 #: Runs that take long enough to be lost in the middle.
 LONG = {"tokens": 20_480, "eval_every": 10_240, "checkpoint_every": 2560}
-#: What results.json says of the time of a run.
-TIMES = ("seconds", "tokens_per_s", "evaluating")
 
 
 def run(file: Path, out: Path, on: Resources) -> list[str]:
@@ -38,15 +34,6 @@ def run(file: Path, out: Path, on: Resources) -> list[str]:
     infos = execute(config, out, only=select(config, []), on=on, plugins=(), log=said.append)
     assert [info.status for info in infos] == ["finished"] * 2
     return said
-
-
-def results(out: Path) -> dict[str, Any]:
-    """Write results.json; return its content without times."""
-    StudyRecords(out).write_results(to_json(analyse([out])))
-    found = json.loads((out / "results.json").read_text())
-    for row in found["studies"][0]["runs"]:
-        assert all(row.pop(name) > 0 for name in TIMES)
-    return found
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,8 @@
 """Executor `slurm` on a real cluster of two nodes on this machine."""
 
+import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -15,6 +18,7 @@ from basecap.run.executors import slurm as executor
 from basecap.study.config import load_study
 from basecap.train.distributed import processes
 from tests.run import slurm_cluster
+from tests.run._execute import results
 
 HEAD = "from basecap.cli import main; main()"
 
@@ -62,6 +66,42 @@ def train(study: Path, out: Path, settings=(), only="transformer++", log=print, 
     """Run a study by this process as its command."""
     on = Resources(device="cpu", executor="slurm", settings={"time": "5", **given})
     return execute(load_study(str(study), settings), out, only={only}, on=on, plugins=(), log=log)
+
+
+def test_a_study_outlives_its_command_and_a_node(study_file, tmp_path, queue):
+    """A job is told to stop, the command is killed, a node is lost: the results are those of a local study."""
+    settings = ("seeds=[0,1]", "train.tokens=12800", "train.eval_every=6400")
+    out, local = tmp_path / "out", tmp_path / "local"
+    command = [sys.executable, "-c", HEAD, "run", str(study_file), "--out", str(out), "--device", "cpu"]
+    command += ["--executor", "slurm", *(part for one in settings for part in ("--set", one))]
+    options = {"stderr": subprocess.PIPE, "text": True, "env": queue.environment}
+    first = subprocess.Popen([*command, "--slurm", "partition=both, time=5"], **options)
+    config = load_study(str(study_file), settings)
+    everything = {entry.name for entry in config.architectures}
+    execute(config, local, only=everything, on=Resources(device="cpu"), plugins=(), log=print)
+    records = StudyRecords(out)
+    tasks = wait_for(lambda: tasks if len(tasks := training()) == 2 else ())
+    stopped, lost = sorted(tasks, key=lambda task: queue.place_of(task.id))
+    number = queue.place_of(stopped.id)[1]
+    pair = [records.run(*begun["run"]) for begun in (started(out, stopped), started(out, lost))]
+    for node, run in zip(("n1", "n2"), pair, strict=True):
+        wait_for(lambda run=run: run.last_metrics(1), pause=0.01)
+        queue.signal_tasks(node, signal.SIGSTOP)
+    first.kill()
+    first.communicate()
+    queue.lose_node("n2")
+    queue.tell("--signal=TERM", number)
+    queue.signal_tasks("n1", signal.SIGCONT)
+    with subprocess.Popen(command, **options) as second:
+        wait_for(lambda: queue.release(stopped.id, lost.id) or second.poll() is not None)
+        said = second.communicate(timeout=200)[1]
+    queue.start_node("n2")
+    assert second.returncode == 0, said
+    assert "of an earlier command go on" in said and "submitted" not in said
+    assert results(out) == results(local)
+    logs = "".join(path.read_text() for path in out.glob("slurm/*/*.log"))
+    assert "the job was put back into the queue" in logs and "resumed at step" in logs
+    assert not records.busy and len(records.runs()) == 4
 
 
 def test_a_cancelled_job_fails_its_run_and_the_command_goes_on(study_file, tmp_path, queue):
