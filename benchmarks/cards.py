@@ -56,12 +56,12 @@ SMALL = (Case("tiny", 64, 2, 2, 1, "ddp"), Case("tiny", 64, 2, 2, 1, "fsdp", "se
 
 def measure(case: Case, architecture: str, device: torch.device, group: Processes) -> dict[str, Any]:
     """Return one row of the table; all processes call this together."""
-    length = LENGTH if device.type == "cuda" else 64
+    length, vocab = (LENGTH, VOCAB) if device.type == "cuda" else (64, 256)
     tokens = case.rows * length
     options = {"micro_batch": case.micro, "parallel": case.parallel, "checkpointing": case.checkpointing}
     config = TrainConfig(tokens=tokens * group.world, batch=case.rows * group.world, **options)
     placement = DevicePlacement.choose(device, group, "auto")
-    shape = {"hidden": case.hidden, "vocab": VOCAB, "layers": case.layers, "max_length": length}
+    shape = {"hidden": case.hidden, "vocab": vocab, "layers": case.layers, "max_length": length}
     model = LanguageModel(model_config(architecture, **shape), checkpointing=case.checkpointing).initialise(0)
     flops, parameters = model.training_flops(length) / length, model.parameters_count()
     layout = lay_out(model.to(device), config, group)
@@ -77,7 +77,7 @@ def measure(case: Case, architecture: str, device: torch.device, group: Processe
             since = time.perf_counter()
         optimiser.zero_grad()
         for part in range(parts):
-            rows = torch.randint(0, VOCAB, (case.micro, length + 1), generator=generator, device=device)
+            rows = torch.randint(0, vocab, (case.micro, length + 1), generator=generator, device=device)
             with layout.without_sync(part + 1 == parts):
                 with placement.autocast():
                     loss = layout.module(rows[:, :-1], rows[:, 1:]) / parts
@@ -112,6 +112,8 @@ def wait(device: torch.device) -> None:
 def work(arguments: argparse.Namespace) -> None:
     """Measure all cases in this process and those beside it; the leading one writes them."""
     device, rows = choose_device("cpu" if arguments.small else None), []
+    if device.type == "cpu":
+        torch.set_num_threads(1)
     with processes(device) as group:
         for case in SMALL if arguments.small else CASES:
             for architecture in arguments.architectures:

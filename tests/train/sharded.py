@@ -63,6 +63,7 @@ def main(path: Path) -> None:
     with processes(torch.device("cpu")) as group:
         train(path / "ddp", group, None)
         train(path / "fsdp", group, None, parallel="fsdp")
+        train(path / "hybrid", group, None, parallel="fsdp", shard=1)
         train(path / "fewer", group, STOPS[0], parallel="fsdp")
 
 

@@ -29,7 +29,7 @@ def test_parts_train_as_copies_do_and_go_on_in_one_process_and_in_two(tmp_path):
     printed = pair(sharded.again, tmp_path, output=tmp_path / "last", seconds=200)
     assert printed.count("sharded: resumed at step 13 of 20.") == 1
     copies = RunRecords(tmp_path / "ddp")
-    for name in ("fsdp", "fewer"):
+    for name in ("fsdp", "hybrid", "fewer"):
         found = RunRecords(tmp_path / name)
         assert [row["step"] for row in found.metrics()] == list(range(1, 21))
         for one, two in zip(copies.metrics(), found.metrics(), strict=True):
