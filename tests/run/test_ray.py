@@ -149,7 +149,7 @@ def test_options_are_refused_in_a_sentence(settings, per_device, words):
 
 def test_a_cluster_that_does_not_answer_is_named(study_file, tmp_path):
     settings = {"address": "127.0.0.1:1"}
-    with pytest.raises(ConfigError, match=r"no Ray cluster answers at 127\.0\.0\.1:1 .*; start Ray on this machine"):
+    with pytest.raises(ConfigError, match=r"no Ray cluster answers at 127\.0\.0\.1:1 .*; start Ray here"):
         run(study_file, tmp_path / "out", Resources(device="cpu", executor="ray", settings=settings))
 
 
