@@ -36,7 +36,7 @@ def check(
     Prints a row for what passed of each mixer and op, then the failed checks. Exits with code 1 if a check fails.
     """
     from basecap.mixers import ARCHITECTURES
-    from basecap.system.environment import choose_device
+    from basecap.system.environment import choose_device, limit_processors
     from basecap.tasks import TASKS
     from basecap.testing.check_all import check_all, covered, failures, folded, registered_by
     from basecap.testing.check_mixer import LONGEST
@@ -52,8 +52,11 @@ def check(
     names = mixer or registered_by(plugin, ARCHITECTURES)
     tasks = [] if mixer else registered_by(plugin, TASKS)
     longest = length or (LONGEST if thorough else 0)
+    chosen = choose_device(device)
+    if chosen.type == "cpu":
+        limit_processors(1, None)  # threads of models this small wait for each other
     try:
-        unchecked = check_all(names, choose_device(device), on_rows=rows.extend, longest=longest, tasks=tasks)
+        unchecked = check_all(names, chosen, on_rows=rows.extend, longest=longest, tasks=tasks)
     except KeyboardInterrupt:
         stopped = True
     failed = failures(rows)
