@@ -328,8 +328,10 @@ def _report(
 ) -> "Report":
     """Write the report and print its table, without the failures of runs (name, seed) that are already `reported`."""
     from basecap.report import joined_sentences, terminal_table, write_report
+    from basecap.system.progress import phase
 
-    report = write_report(list(directories), out, costs=costs, svg=svg)
+    with phase("report"):
+        report = write_report(list(directories), out, costs=costs, svg=svg)
     console().print(terminal_table(report.studies, directories, reported))
     for sentence in () if report.joined is None else joined_sentences(report.joined):
         console().print(sentence, markup=False, highlight=False)

@@ -51,8 +51,17 @@ def sequence_length(tokens: int, size: int) -> int:
     return max(FEWEST, round(BYTES * tokens / max(1, size)))
 
 
+def rounds(sizes: np.ndarray) -> int:
+    """Return how often `covered_shares` reads the training text for documents of these sizes."""
+    return sum(1 for _ in _rounds(sizes))
+
+
 def covered_shares(
-    sizes: np.ndarray, document: Callable[[int], np.ndarray], training: Sequence[Tokens], n: int
+    sizes: np.ndarray,
+    document: Callable[[int], np.ndarray],
+    training: Sequence[Tokens],
+    n: int,
+    advance: Callable[[int], None] = lambda tokens: None,
 ) -> np.ndarray:
     """Return the covered share of each document's tokens.
 
@@ -61,6 +70,7 @@ def covered_shares(
         document: returns the tokens of a document, [tokens], for its index.
         training: runs of training tokens; sequences do not cross from one run to the next.
         n: length of the compared sequences.
+        advance: called with the number of training tokens read since the last call.
 
     Returns:
         float64 [documents], from 0 to 1.
@@ -68,7 +78,7 @@ def covered_shares(
     shares = np.zeros(len(sizes))
     for first, last in _rounds(sizes):
         hashes = [_hashes(document(index), n) for index in range(first, last)]
-        found = _occurring(training, np.concatenate([np.zeros(0, np.uint64), *hashes]), n)
+        found = _occurring(training, np.concatenate([np.zeros(0, np.uint64), *hashes]), n, advance)
         starts = np.split(found, np.cumsum([len(some) for some in hashes])[:-1])
         for index, begins in enumerate(starts, first):
             if len(begins):
@@ -88,7 +98,7 @@ def _rounds(sizes: np.ndarray) -> Iterator[tuple[int, int]]:
         yield first, len(sizes)
 
 
-def _occurring(training: Sequence[Tokens], wanted: np.ndarray, n: int) -> np.ndarray:
+def _occurring(training: Sequence[Tokens], wanted: np.ndarray, n: int, advance: Callable[[int], None]) -> np.ndarray:
     """Return which of the hashes `wanted` [sequences] occur in the training text: bool [sequences]."""
     known, places = np.unique(wanted, return_inverse=True)
     if not len(known):
@@ -105,6 +115,7 @@ def _occurring(training: Sequence[Tokens], wanted: np.ndarray, n: int) -> np.nda
             hashes = hashes[table[hashes & low]]
             at = np.searchsorted(known, hashes).clip(max=len(known) - 1)
             seen[at[known[at] == hashes]] = True
+            advance(min(CHUNK, len(run) - start))
     return seen[places]
 
 

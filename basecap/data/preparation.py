@@ -20,7 +20,7 @@ import numpy as np
 
 from basecap.data.config import FORMAT, DataConfig
 from basecap.data.hashes import digest
-from basecap.data.overlap import TextOverlap, covered_shares, sequence_length
+from basecap.data.overlap import TextOverlap, covered_shares, rounds, sequence_length
 from basecap.data.prepared import PreparedData
 from basecap.data.shards import Limits, Shard, token_counts, write_shard
 from basecap.data.sources import SOURCES, SPLITS, Part, Source, Split, plugin_of
@@ -31,7 +31,7 @@ from basecap.system.files import FULL, LARGEST, replacing
 from basecap.system.foreign import read_file
 from basecap.system.locks import locked
 from basecap.system.processes import WorkerKilled, WorkerPool, usable_cores
-from basecap.system.progress import progress, write_line
+from basecap.system.progress import phase, progress, write_line
 
 #: Characters per vocabulary entry that a tokenizer is trained on, divided equally among the training domains.
 SAMPLE = 2_000
@@ -225,7 +225,10 @@ def _overlap(prepared: PreparedData, limit: float | None) -> TextOverlap:
         return sets[place].tokens(number - int(firsts[place]))
 
     sizes = np.concatenate([held.sizes for held in sets])
-    covered = covered_shares(sizes, document, [run for held in training for run in held.runs], n)
+    runs = [run for held in training for run in held.runs]
+    total = rounds(sizes) * sum(map(len, runs))
+    with progress("overlap of held-out and training text", total=total) as advance:
+        covered = covered_shares(sizes, document, runs, n, advance)
     overlap = TextOverlap(n, {}, {})
     for (key, held), found in zip(held_out.items(), np.split(covered, firsts[1:-1]), strict=True):
         sizes = np.delete(held.sizes, held.copies)
@@ -239,7 +242,8 @@ def _make_tokenizer(config: DataConfig, source: Source, parts: Sequence[Part]) -
     if config.tokenizer == "bytes":
         return byte_tokenizer()
     if config.tokenizer == "bpe":
-        return train_bpe(_sample(config, source, parts), config.vocab)
+        with phase("training the tokenizer"):
+            return train_bpe(_sample(config, source, parts), config.vocab)
     path = Path(config.tokenizer)
     return Tokenizer.load(path) if path.exists() else Tokenizer.from_hub(config.tokenizer)
 

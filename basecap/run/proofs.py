@@ -17,6 +17,7 @@ from basecap.models import BACKBONES
 from basecap.models.config import ModelConfig
 from basecap.plan.runs import RunSpec
 from basecap.run.provenance import plugin_files, seen_from_here, sources
+from basecap.system.progress import phase
 from basecap.testing.check_mixer import LONGEST as CHECKED
 from basecap.testing.check_mixer import check_mixer
 from basecap.testing.check_model import LONGEST, Precision, built_in, prove_causality
@@ -69,7 +70,7 @@ def refuse_leaks(runs: Sequence[RunSpec], device: torch.device, held: Proofs | N
             found[name] = held[name]
             continue
         precision = Precision(autocast=placement.autocast, bf16=placement.bf16, rows=rows)
-        with undisturbed(device):
+        with phase(f"proof that {name} sees no future"), undisturbed(device):
             proof = prove_causality(run.model, device, precision, sorted(lengths), int(run.hash, 16))
         if device.type == "cuda":
             torch.cuda.empty_cache()

@@ -22,6 +22,7 @@ from basecap.run.provenance import loaded_plugins, starting_info
 from basecap.run.sweep import held_out_loss
 from basecap.system.files import safe_name
 from basecap.system.locks import first_alone
+from basecap.system.progress import phase
 from basecap.testing.check_model import built_in
 from basecap.testing.fresh_process import StoredModel
 from basecap.testing.subject import undisturbed
@@ -151,7 +152,8 @@ def _train(run: RunSpec, runtime: Runtime, started: RunInfo, wall: WallTime) -> 
     model = trainer.layout.whole()
     with wall.part("evaluations"):
         stored = _stored(run, trainer.records, wall)
-        leaks = _leak_test(model, run, runtime, context, stored)
+        with phase(f"{run.label}: leak test") if runtime.group.is_leader else nullcontext():
+            leaks = _leak_test(model, run, runtime, context, stored)
     parameters, state = model.parameters_count(), model.state_bytes(run.length)
     ended = replace(started, status="finished", parameters=parameters, state_bytes=state, stopped=stopped)
     return replace(ended, leak_test=leaks)

@@ -5,10 +5,20 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from threading import Event, Thread
 from typing import Protocol, TextIO
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    SpinnerColumn,
+    Task,
+    TextColumn,
+    TimeElapsedColumn,
+)
 from rich.table import Column
 from rich.text import Text
 
@@ -47,6 +57,11 @@ class Pauses:
             if counted:
                 self._counted.append(took)
                 self._left -= 1
+
+    @property
+    def running(self) -> bool:
+        """Whether there is a pause now."""
+        return self._since is not None
 
     @property
     def seconds(self) -> float:
@@ -104,6 +119,8 @@ class _Pace:
         if self.rate is None:
             return ""
         work, pauses = (self.total - self.done) / self.rate, self.pauses.left
+        if self.pauses.running and not work and not pauses:
+            return ""  # the last pause takes longer than those before
         return f"more than {duration(work)} left" if pauses is None else f"{duration(work + pauses)} left"
 
 
@@ -164,8 +181,53 @@ def progress(
             yield advance
     else:
         lines = _Lines(label, pace, unit, stream, every)
-        yield lines.advance
+        with _beating(lines.beat, every):
+            yield lines.advance
         lines.close()
+
+
+@contextmanager
+def phase(label: str, *, stream: TextIO | None = None, every: float = 10.0) -> Iterator[None]:
+    """Show for how long work of unknown length runs: a spinner on a terminal, otherwise a line every few seconds.
+
+    Args:
+        label: name of the work.
+        stream: where to write; stderr by default.
+        every: seconds between lines when there is no spinner.
+    """
+    stream, began = stream or sys.stderr, time.monotonic()
+
+    def elapsed() -> float:
+        return time.monotonic() - began
+
+    if stream.isatty() and not _SHARED:
+        columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
+        with Progress(*columns, console=Console(file=stream)) as bar:
+            bar.add_task(label, total=None)
+            yield
+        return
+    with _beating(lambda: write_line(f"{label}: {duration(elapsed())} so far", stream), every):
+        yield
+    if elapsed() >= every:
+        write_line(f"{label}: done in {duration(elapsed())}", stream)
+
+
+@contextmanager
+def _beating(beat: Callable[[], None], every: float) -> Iterator[None]:
+    """Call `beat` every few seconds, from another thread, as one call of a library may take minutes."""
+    ended = Event()
+
+    def run() -> None:
+        while not ended.wait(every or 10.0):
+            beat()
+
+    thread = Thread(target=run, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 class _Lines:
@@ -185,6 +247,12 @@ class _Lines:
         if self.now - self.written >= self.every:
             self.write()
 
+    def beat(self) -> None:
+        """Write a line where there was none for a while, as in a step that compiles or in a long evaluation."""
+        self.now = self.pace.clock()
+        if self.now - self.written >= self.every:
+            self.write()
+
     def close(self) -> None:
         """Write a last line, unless the work was too short for any line."""
         if self.has_written and self.now > self.written:
@@ -195,7 +263,7 @@ class _Lines:
         line = f"{self.label}: {pace.done:,.0f} of {pace.total:,.0f} {self.unit}"
         line += f" ({100 * pace.done / max(pace.total, 1):.0f} %)"
         if pace.rate is not None:
-            line += f", {_number(pace.rate)} {self.unit}/s, {pace.left}"
+            line += f", {_number(pace.rate)} {self.unit}/s" + (f", {pace.left}" if pace.left else "")
         write_line(f"{line}; {self.note}" if self.note else line, self.stream)
         self.written, self.has_written = self.now, True
 

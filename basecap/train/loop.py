@@ -152,6 +152,8 @@ class Trainer:
         while done < until:
             compiling, self._compiling = self._compiling, None
             part = "steps" if self._stepped else "start"
+            if not self._stepped:
+                self.note("first step, which may compile")
             with self.wall.part(part), compiling or contextlib.nullcontext():
                 step = self._step(done, batch)
             self._stepped = True

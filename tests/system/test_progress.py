@@ -4,11 +4,12 @@ import contextlib
 import io
 import os
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from basecap.system.progress import Pauses, progress, share_terminal, write_line
+from basecap.system.progress import Pauses, phase, progress, share_terminal, write_line
 from basecap.system.streams import protect_streams
 
 
@@ -69,7 +70,7 @@ def test_pauses_are_no_part_of_the_rate_and_those_to_come_of_the_time_left():
         "200 (50 %), 10 tokens/s, 1 min 20 s left; part 1",
         "200 (50 %), 10 tokens/s, 1 min left; evaluating",
     ]
-    assert lines[-1] == "400 (100 %), 10 tokens/s, 0 s left; evaluating"
+    assert lines[-2:] == ["400 (100 %), 10 tokens/s, 20 s left; part 3", "400 (100 %), 10 tokens/s; evaluating"]
 
 
 def test_work_that_had_lines_ends_with_a_last_line():
@@ -80,6 +81,30 @@ def test_work_that_had_lines_ends_with_a_last_line():
             advance(10)
     lines = stream.getvalue().splitlines()
     assert len(lines) == 2 and lines[1] == "run: 30 of 30 files (100 %), 1.43 files/s, 0 s left"
+
+
+def test_a_long_step_writes_lines_with_its_note(monkeypatch):
+    stream = io.StringIO()
+    with progress("run", total=4, stream=stream, every=0.1) as advance:
+        advance(0, note="compiling")
+        time.sleep(0.35)
+    assert stream.getvalue().splitlines()[0] == "run: 0 of 4 tokens (0 %); compiling"
+
+
+def test_work_of_unknown_length_says_how_long_it_runs():
+    stream, terminal = io.StringIO(), Terminal()
+    with phase("merging", stream=stream):
+        pass
+    assert stream.getvalue() == ""
+    with phase("merging", stream=stream, every=0.1):
+        time.sleep(0.25)
+    assert stream.getvalue().splitlines()[:: len(stream.getvalue().splitlines()) - 1] == [
+        "merging: under 1 s so far",
+        "merging: done in under 1 s",
+    ]
+    with phase("[merging]", stream=terminal):
+        pass
+    assert "[merging]" in terminal.getvalue()
 
 
 def test_quick_work_writes_nothing():
