@@ -45,8 +45,10 @@ class StoredModel:
     plugins: Mapping[Path, str]
 
     def size(self) -> int:
-        """Return the bytes of the weights."""
-        return (self.weights / "model.safetensors").stat().st_size
+        """Return the bytes of the weights; a checkpoint in parts has those of the optimiser with them."""
+        own = self.weights / "model.safetensors"
+        files = [own] if own.exists() else self.weights.glob("*.safetensors")
+        return sum(file.stat().st_size for file in files)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -246,7 +246,10 @@ class _Tester:
             draws=draws_of(self.context.device),
             batches=self._few,
         )
-        (answers,) = process.ask([question], self.deadline - time.monotonic())
+        left = self.deadline - time.monotonic()
+        if left < 0:
+            raise OutOfTimeError
+        (answers,) = process.ask([question], left)
         for (inputs, targets), answer in zip(self._few, answers, strict=True):
             here, hidden = self._pass(self._fresh, inputs, targets)
             again, _ = self._pass(self._fresh, inputs, targets)
@@ -321,9 +324,8 @@ class _Tester:
         )
         try:
             with undisturbed(self.context.device):
-                torch.rand(
-                    self._draws, device=self.context.device
-                )  # random numbers are the same in each pass otherwise
+                # Random numbers are the same in all passes with as many draws before them.
+                torch.rand(self._draws, device=self.context.device)
                 before = draws_of(self.context.device)
                 losses = token_losses(model, self.context, inputs, targets, self.tokens_per_pass)
                 after = draws_of(self.context.device)
