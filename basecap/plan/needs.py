@@ -17,7 +17,9 @@ def missing(plan: Plan, out: Path) -> list[str]:
     """Return a sentence for each thing without which `basecap run` refuses the study; uses no network."""
     study = plan.study
     text = [] if study.task is not None else missing_inputs(study.text, cache_of(study.text, out))
-    return [*text, *(sentence for found in plan.evaluations for sentence in found.missing())]
+    nearest = _nearest(out)
+    place = [] if nearest.is_dir() else [f"{nearest} is not a directory; give another --out."]
+    return [*place, *text, *(sentence for found in plan.evaluations for sentence in found.missing())]
 
 
 def little_disk(runs: Sequence[RunSpec], out: Path) -> list[str]:
@@ -29,13 +31,18 @@ def little_disk(runs: Sequence[RunSpec], out: Path) -> list[str]:
     left = [run for run in runs if not records.run(run.name, run.seed, run.rate).finished]
     written = sum(_size(records.run(run.name, run.seed, run.rate).path) for run in left)
     needed = sum(found.resume + found.weights for found in costs(left)) - written + REPORT
-    free = shutil.disk_usage(next(path for path in (out.absolute(), *out.absolute().parents) if path.is_dir())).free
+    free = shutil.disk_usage(_nearest(out)).free
     if needed <= free or not left:
         return []
     return [
         f"the disk of {out} has {_text(free)} free, and checkpoints, weights and the report take about "
         f"{_text(needed)}; free disk space, give another --out, or set train.keep=last."
     ]
+
+
+def _nearest(path: Path) -> Path:
+    """Return the path, or the nearest directory above it that exists."""
+    return next(found for found in (path.absolute(), *path.absolute().parents) if found.exists())
 
 
 def _size(path: Path) -> int:
