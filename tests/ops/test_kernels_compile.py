@@ -136,10 +136,11 @@ def launch_top1_chunk(dtype: torch.dtype) -> None:
     # Channels, mode, chunks chosen, generation of GPUs, chunk, and whether numbers are more than 32 bits reach.
     settings = [(16, "exact", 1, 9, 128, False), (16, "approx", 1, 9, 128, False)]
     if dtype == torch.bfloat16:
-        # Tiles of every size; and on Hopper, where other kernels choose and go back, and where memory adds.
-        settings = [(K, mode, 1, 9, 128, False) for K in (64, 128) for mode in ("exact", "approx")]
-        settings += [(64, "exact", 2, 9, 128, True), (128, "exact", 2, 9, 128, True), (128, "exact", 1, 8, 128, False)]
-        settings += [(64, "approx", 1, 9, 64, True), (256, "approx", 1, 9, 128, True), (256, "exact", 1, 8, 64, False)]
+        # Tiles of every size in both modes, each size and each mode with both kinds of addresses; and before Hopper,
+        # where other kernels choose and go back, and memory adds.
+        settings = [(64, "exact", 1, 9, 128, False), (64, "approx", 1, 9, 64, True), (128, "approx", 1, 9, 128, False)]
+        settings += [(128, "exact", 2, 9, 128, True), (128, "exact", 1, 8, 128, False)]
+        settings += [(256, "approx", 1, 9, 128, True), (256, "exact", 1, 8, 64, False)]
     for K, mode, remote, major, chunk, long in settings:
         torch.cuda.get_device_capability = lambda device, major=major: (major, 0)
         launch._index = lambda *tensors, long=long: tl.int64 if long else tl.int32
