@@ -12,7 +12,7 @@ weights/step-<n>/    model.safetensors, state.json and SHA256SUMS of the evaluat
 
 import json
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -121,11 +121,9 @@ def save_weights(directory: Path, model: LanguageModel, step: int) -> None:
 
 def _write(directory: Path, step: int, config: ModelConfig, files: dict[str, dict[str, Tensor]]) -> None:
     """Write the tensors of each file, the state and the checksums atomically; raises CheckpointError on failure."""
-    partial = directory / f".partial-{step}-{process_name()}"
+    partial = make_partial(directory, step)
+    write_tensors(partial, files)
     with _writing(partial):
-        _make(partial)
-        for name, tensors in files.items():
-            save_file(tensors, partial / f"{name}.safetensors")
         _finish(partial, step, config)
 
 
@@ -142,15 +140,22 @@ def _writing(partial: Path) -> Iterator[None]:
 
 
 def make_partial(directory: Path, step: int) -> Path:
-    """Make and return the directory of a checkpoint that several processes write; raises CheckpointError on failure."""
+    """Make and return the directory of a checkpoint until it is complete; raises CheckpointError on failure."""
     partial = directory / f".partial-{step}-{process_name()}"
     with _writing(partial):
         _make(partial)
     return partial
 
 
+def write_tensors(partial: Path, parts: Mapping[str, dict[str, Tensor]]) -> None:
+    """Write the tensors of each part of a checkpoint; raises CheckpointError on failure."""
+    with _writing(partial):
+        for name, tensors in parts.items():
+            save_file(tensors, partial / f"{name}.safetensors")
+
+
 def complete(partial: Path, step: int, config: ModelConfig) -> None:
-    """Finish a checkpoint that several processes have written, then remove older ones; raises CheckpointError."""
+    """Finish a checkpoint whose tensors are written, then remove older ones; raises CheckpointError."""
     with _writing(partial):
         _finish(partial, step, config)
     _remove_older(partial.parent, step)

@@ -2,12 +2,14 @@
 
 import contextlib
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
+from basecap.models.config import ModelConfig
 from basecap.models.language_model import LanguageModel
 from basecap.train import checkpoint
 from basecap.train.average import WeightAverage
@@ -17,13 +19,20 @@ from basecap.train.layout import Layout
 
 
 class Copies(Layout):
-    """A copy of the model in each process; gradients are averaged over them."""
+    """A copy of the model in each process; gradients are averaged over them.
+
+    Attributes:
+        aside: whether checkpoints are copied and a thread writes them: in a single process on a GPU.
+    """
 
     def __init__(self, model: LanguageModel, group: Processes, *, compiles: bool):
         """Take a model on its device."""
         if compiles:
             model.compile_training()
         self._model, self._group = model, group
+        self.aside = group.world == 1 and model.embedding.weight.is_cuda
+        self._pool = ThreadPoolExecutor(1)
+        self._written: Future[None] | None = None
         self.module = DistributedDataParallel(model) if group.world > 1 else model
 
     def without_sync(self, last: bool) -> contextlib.AbstractContextManager:
@@ -52,20 +61,38 @@ class Copies(Layout):
         average: WeightAverage | None,
         before: Callable[[], None],
     ) -> None:
-        """Write the checkpoint in the leading process."""
+        """Write the checkpoint in the leading process, or begin to."""
+        self.settle()
 
         def write() -> None:
             before()
-            checkpoint.save(directory, self._model, optimiser, step, average)
+            if not self.aside:
+                checkpoint.save(directory, self._model, optimiser, step, average)
+                return
+            parts = {
+                name: {key: tensor.detach().to("cpu", copy=True) for key, tensor in tensors.items()}
+                for name, tensors in checkpoint.tensors_of(self._model, optimiser, average).items()
+            }
+            # Made now, so that writing fails where the study's directory is moved meanwhile.
+            partial = checkpoint.make_partial(directory, step)
+            self._written = self._pool.submit(_write, partial, parts, step, self._model.config)
 
         self._group.run_on_leader(write)
 
     def settle(self) -> None:
-        """Do nothing: a checkpoint is on disk when `save` returns."""
+        """See `Layout`."""
+        written, self._written = self._written, None
+        if written is not None:
+            written.result()
 
     def restore(self, path: Path, optimiser: torch.optim.Optimizer, average: WeightAverage | None) -> int:
         """See `Layout`."""
         return checkpoint.restore(path, self._model, optimiser, average)
+
+
+def _write(partial: Path, parts: dict[str, dict[str, Tensor]], step: int, config: ModelConfig) -> None:
+    checkpoint.write_tensors(partial, parts)
+    checkpoint.complete(partial, step, config)
 
 
 def lay_out(model: LanguageModel, config: TrainConfig, group: Processes) -> Layout:

@@ -194,6 +194,7 @@ class Trainer:
             if at > done:
                 self._evaluate(name, evaluate, at, again=True)
             self._train(name, evaluate, at, branch.steps)
+            self._settle()
         finally:
             self.records, self.timetable = trunk, self.trunk
         group.run_on_leader(lambda: finish_branch(records))
@@ -214,6 +215,7 @@ class Trainer:
             self._stop(label, done)
         if ended:
             self._save(done)
+            self._settle()
         return ended
 
     def _measure(self, evaluate: Evaluate, done: int) -> bool | None:
@@ -240,6 +242,12 @@ class Trainer:
 
     def _stop(self, label: str, done: int) -> NoReturn:
         left = self._follow()
+        try:
+            self._settle()
+        except CheckpointError:
+            if not left:
+                raise
+            self._saved_step = -1  # it was written where the directory was
         self._save(done)
         self._settle()
         message = f"{label}: stopped at step {done} of {self.timetable.steps} with a checkpoint"

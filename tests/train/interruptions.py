@@ -74,6 +74,7 @@ def train(path: Path) -> None:
                 DevicePlacement.choose(torch.device("cpu"), Processes(), "fp32"),
             )
             trainer = Trainer(model.initialise(0), OPTIONS, 0, workload=stream, records=records, placement=placement)
+            trainer.layout.aside = True  # as on a GPU
             trainer.run("run", evaluate)
     except Interrupted as interrupted:
         sys.exit(128 + interrupted.number)

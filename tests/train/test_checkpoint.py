@@ -3,6 +3,7 @@
 import errno
 import json
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -120,8 +121,11 @@ def test_directories_of_other_names_are_left_alone(saved):
     assert (saved / "step-8-backup").is_dir() and (saved / "step-x").is_dir()
 
 
-@pytest.mark.parametrize("name", ["metrics.jsonl", "model.safetensors", "optimiser.safetensors", "state.json"])
-def test_a_checkpoint_is_removed_only_after_the_next_is_on_disk(model, stream, tmp_path, monkeypatch, name):
+@pytest.mark.parametrize(
+    ("name", "aside"),
+    [("metrics.jsonl", False), ("model.safetensors", True), ("optimiser.safetensors", False), ("state.json", True)],
+)
+def test_a_checkpoint_is_removed_only_after_the_next_is_on_disk(model, stream, tmp_path, monkeypatch, name, aside):
     """A disk across the network says last that it is full; a machine may go down at any time."""
     placement, options = (
         DevicePlacement.choose(torch.device("cpu"), Processes(), "fp32"),
@@ -138,9 +142,33 @@ def test_a_checkpoint_is_removed_only_after_the_next_is_on_disk(model, stream, t
 
     monkeypatch.setattr("os.fsync", full)
     trainer = Trainer(model, options, 0, workload=stream, records=RunRecords(tmp_path), placement=placement)
+    trainer.layout.aside = aside
     with pytest.raises(BasecapError, match=r"cannot write .*the disk quota is exceeded"):
         trainer.run("test", lambda model, step, tokens: None)
     assert times and [path.name for path in (tmp_path / "resume").iterdir()] == ["step-8"]
+
+
+def test_training_goes_on_while_a_thread_writes_the_same_checkpoint(stream, tmp_path, monkeypatch):
+    options, complete, done = config(checkpoint_every=8 * BATCH * LENGTH, average=0.1), checkpoint.complete, []
+
+    def slow(partial: Path, step: int, *given: object) -> None:
+        while step == 8 and len(RunRecords(partial.parents[1]).metrics()) < 12:
+            time.sleep(0.01)
+        done.append(step)
+        complete(partial, step, *given)
+
+    monkeypatch.setattr(checkpoint, "complete", slow)
+    placement = DevicePlacement.choose(torch.device("cpu"), Processes(), "fp32")
+    for name in ("aside", "between"):
+        model = LanguageModel(model_config("transformer++", hidden=32, vocab=VOCAB, layers=1, max_length=LENGTH))
+        records = RunRecords(tmp_path / name)
+        trainer = Trainer(model.initialise(0), options, 0, workload=stream, records=records, placement=placement)
+        trainer.layout.aside = name == "aside"
+        trainer.run("test", lambda model, step, tokens: None)
+        assert done == [8, 16, 20]
+    for step in (16, 20):
+        sums = [(tmp_path / name / f"resume/step-{step}/SHA256SUMS").read_text() for name in ("aside", "between")]
+        assert sums[0] == sums[1] and "average" in sums[0]
 
 
 def test_an_older_checkpoint_that_cannot_be_removed_costs_nothing(model, tmp_path, monkeypatch):
