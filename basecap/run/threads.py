@@ -122,5 +122,5 @@ def _sentences(measured: Mapping[str, Mapping[int, float]]) -> Iterator[str]:
 
 
 def _span(seconds: Sequence[float]) -> str:
-    least, most = (f"{1000 * value:.3g}" for value in (min(seconds), max(seconds)))
-    return f"{least} ms" if least == most else f"{least} to {most} ms"
+    least, most = (float(f"{1000 * value:.3g}") for value in (min(seconds), max(seconds)))
+    return f"{least:,g} ms" if least == most else f"{least:,g} to {most:,g} ms"
