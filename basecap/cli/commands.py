@@ -23,10 +23,12 @@ from basecap.cli.options import (
     AsJson,
     Device,
     ExecutorName,
+    MaxSeeds,
     Only,
     Out,
     PerDevice,
     Plugins,
+    Profile,
     RaySettings,
     RunsPerDevice,
     Scale,
@@ -34,6 +36,8 @@ from basecap.cli.options import (
     SlurmSettings,
     StudyArgument,
     Threads,
+    Track,
+    UntilDecided,
     executor_settings,
     load_plugins,
     log,
@@ -106,12 +110,10 @@ def run(
     ray: RaySettings = None,
     threads: Threads = None,
     allow_unproved: AllowUnproved = False,
-    until_decided: Annotated[
-        bool, typer.Option("--until-decided", help="add seeds until every row of the table has a verdict")
-    ] = False,
-    max_seeds: Annotated[
-        int | None, typer.Option("--max-seeds", help="largest number of seeds for --until-decided")
-    ] = None,
+    track: Track = [],
+    profile: Profile = None,
+    until_decided: UntilDecided = False,
+    max_seeds: MaxSeeds = None,
 ) -> None:
     """Train and evaluate a study, then write its report. Run the same command again to resume."""
     from basecap.study.config import load_study, select, with_named
@@ -126,6 +128,7 @@ def run(
     from basecap.run.execute import execute
     from basecap.run.executors import Resources
     from basecap.run.until_decided import train_until_decided
+    from basecap.run.watching import watching
 
     directory = out or config.directory
     train = partial(
@@ -135,6 +138,7 @@ def run(
         plugins=plugin,
         log=log,
         allow_unproved=allow_unproved,
+        watching=watching(track, profile),
     )
     if most is None:
         infos = train(config, only=chosen)

@@ -74,6 +74,23 @@ RunsPerDevice = Annotated[
 AllowUnproved = Annotated[
     bool, typer.Option("--allow-unproved", help="also train mixers that are not proved to see no future")
 ]
+UntilDecided = Annotated[
+    bool, typer.Option("--until-decided", help="add seeds until every row of the table has a verdict")
+]
+MaxSeeds = Annotated[int | None, typer.Option("--max-seeds", help="largest number of seeds for --until-decided")]
+Track = Annotated[
+    list[str],
+    typer.Option(
+        "--track",
+        metavar="NAME[:WHERE]",
+        help="also pass the recorded rows to tensorboard, wandb, trackio or mlflow, offline unless WHERE is given: "
+        "wandb:online, trackio:OWNER/SPACE, mlflow:ADDRESS; repeatable",
+    ),
+]
+Profile = Annotated[
+    str | None,
+    typer.Option("--profile", metavar="FIRST:LAST", help="trace these training steps of each run for Perfetto"),
+]
 Threads = Annotated[
     int | None,
     typer.Option(min=1, max=1024, help="CPU threads of each run on a CPU (default: what a trial step shows is faster)"),

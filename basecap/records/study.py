@@ -12,6 +12,8 @@
                               maps/<eval>-<step>.npz      `Maps` of the layers on one input
                               unmeasured.json             evaluations that do not apply to its model
                               resume/, weights/           written by the training loop
+                              profile/                    traces of training steps, if asked for
+    DIR/tracking/<tracker>/   what `basecap run --track` wrote
     DIR/sweep/<name>-lr<rate>-s<seed>/                    the same for runs of a sweep with another rate than the chosen
     DIR/sweep.json            the sweep of learning rates: one `Sweep` per architecture
     DIR/looks.json            number of seeds at each interim analysis (look) of --until-decided

@@ -16,7 +16,9 @@ from basecap.run.jobs import Execution, Runtime
 from basecap.run.start import start_study
 from basecap.run.stored_weights import evaluate_stored
 from basecap.run.sweep import choose_rates, train_rates
+from basecap.run.trackers import Follower
 from basecap.run.trial import try_new
+from basecap.run.watching import UNWATCHED, Watching
 from basecap.study.config import StudyConfig
 from basecap.train.distributed import processes
 from basecap.train.interruption import listening
@@ -31,6 +33,7 @@ def execute(
     plugins: Sequence[Path],
     log: Callable[[str], None],
     allow_unproved: bool = False,
+    watching: Watching = UNWATCHED,
 ) -> list[RunInfo]:
     """Train every selected run of `study` into `out`, resuming unfinished ones; return each run's info.
 
@@ -58,13 +61,14 @@ def execute(
         devices = devices_for(chosen, on, group.world)
         threads.refuse(on.threads, chosen)
         executor_of = EXECUTORS.get(on.executor)
-        execution = Execution(study=study, out=out, device=str(chosen), plugins=loaded, on=on)
+        execution = Execution(study=study, out=out, device=str(chosen), plugins=loaded, on=on, profile=watching.profile)
         started = start_study(execution, checked, only, group, log, held)
         plan, runtime = started.plan, started.runtime
         if on.threads is not None:
             chosen_threads = dict.fromkeys((run.architecture for run in plan.runs), on.threads)
             group.run_on_leader(lambda: threads.record(chosen_threads, runtime.records))
 
+        held.enter_context(Follower(runtime.records, watching.trackers if group.is_leader else {}, study.title, log))
         with executor_of(started.execution, runtime, devices if len(plan.runs) > 1 else devices[:1]) as executor:
             failed = group.run_on_leader(lambda: try_new(plan.runs, runtime, executor.attempt, allow_unproved))
             group.run_on_leader(lambda: _log_plan(plan.runs, runtime))

@@ -65,6 +65,7 @@ class Execution:
         compilers: the processes that one may compile with.
         service: the directory of CUDA's Multi-Process Service, see `basecap.system.mps`.
         compiled: a directory in which processes note whose blocks are compiled, see `first_alone`.
+        profile: the first and last step of each run to trace.
     """
 
     study: StudyConfig
@@ -76,6 +77,7 @@ class Execution:
     compilers: int = 1
     service: Path | None = None
     compiled: Path | None = None
+    profile: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +91,7 @@ class Runtime:
         evaluations: what is measured at evaluation points.
         group: the processes that train each run together.
         log: takes sentences for the terminal.
-        compiled: see `Execution`.
+        compiled, profile: see `Execution`.
     """
 
     records: StudyRecords
@@ -99,6 +101,7 @@ class Runtime:
     group: Processes
     log: Callable[[str], None]
     compiled: Path | None = None
+    profile: tuple[int, int] | None = None
 
     def run_records(self, run: RunSpec) -> RunRecords:
         """Return the records of a run; touches no file."""

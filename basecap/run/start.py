@@ -86,6 +86,7 @@ def start_study(
         evaluations=plan.evaluations,
         group=group,
         log=log,
+        profile=execution.profile,
     )
     return Started(asked=checked.study, only=only, plan=plan, execution=execution, runtime=runtime)
 

@@ -1,4 +1,5 @@
-"""A training job: one run of a study, from its last checkpoint to its end or to the record of why it failed."""
+"""A training job: one run of a study, import contextlib
+from its last checkpoint to its end or to the record of why it failed."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -32,6 +33,7 @@ from basecap.train.distributed import SharedError
 from basecap.train.interruption import requested
 from basecap.train.loop import Trainer
 from basecap.train.placement import DevicePlacement
+from basecap.train.profile import StepProfile
 from basecap.train.wall_time import WallTime
 
 #: Seconds of training from which a run of a built-in architecture is tested in a new process, which takes seconds.
@@ -117,8 +119,16 @@ def _train(run: RunSpec, runtime: Runtime, started: RunInfo, wall: WallTime) -> 
     placement = DevicePlacement.choose(device, runtime.group, run.train.precision)
     with wall.part("start"):
         model = LanguageModel(run.model, checkpointing=run.train.checkpointing).initialise(run.seed)
+        profile = _profile(run, runtime, records)
         trainer = Trainer(
-            model, run.train, run.seed, workload=workload, records=records, placement=placement, wall=wall
+            model,
+            run.train,
+            run.seed,
+            workload=workload,
+            records=records,
+            placement=placement,
+            wall=wall,
+            traced=profile.step if profile else nullcontext,
         )
     context = Context(data=workload, device=device, autocast=placement.autocast, note=trainer.note)
 
@@ -145,7 +155,11 @@ def _train(run: RunSpec, runtime: Runtime, started: RunInfo, wall: WallTime) -> 
             evaluate(evaluation, evaluated)
         return ended
 
-    stopped = trainer.run(run.label, evaluate_point, runtime.log, _compiling(trainer, run, runtime, context))
+    try:
+        stopped = trainer.run(run.label, evaluate_point, runtime.log, _compiling(trainer, run, runtime, context))
+    finally:
+        if profile is not None:
+            profile.close()
     if stopped is not None:
         reason = f"validation accuracy has reached {run.train.stop_at:g} (train.stop_at)"
         runtime.log(f"{run.label}: ended after step {stopped} of {run.timetable.steps}, as {reason}.")
@@ -157,6 +171,14 @@ def _train(run: RunSpec, runtime: Runtime, started: RunInfo, wall: WallTime) -> 
     parameters, state = model.parameters_count(), model.state_bytes(run.length)
     ended = replace(started, status="finished", parameters=parameters, state_bytes=state, stopped=stopped)
     return replace(ended, leak_test=leaks)
+
+
+def _profile(run: RunSpec, runtime: Runtime, records: RunRecords) -> StepProfile | None:
+    """Return what traces the steps of a run that were asked for, in the first process."""
+    if runtime.profile is None or not runtime.group.is_leader:
+        return None
+    directory = records.path / "profile"
+    return StepProfile(runtime.profile, directory, runtime.device, lambda words: runtime.log(f"{run.label}: {words}"))
 
 
 def _stored(run: RunSpec, records: RunRecords, wall: WallTime) -> StoredModel | None:

@@ -68,13 +68,15 @@ class Trainer:
         records: RunRecords,
         placement: DevicePlacement,
         wall: WallTime | None = None,
+        traced: Callable[[int], contextlib.AbstractContextManager[object]] = contextlib.nullcontext,
     ):
         """Move an initialised model to the device; raises ConfigError for batch sizes that are not divisible.
 
-        `wall` is the clock that the time of the run's parts is added to.
+        `wall` is the clock that the time of the run's parts is added to, `traced` is entered for each step.
         """
         self.model = model.to(placement.device)
         self.wall = wall or WallTime()
+        self.traced = traced
         self.config = config
         self.seed = seed
         self.workload = workload
@@ -154,7 +156,7 @@ class Trainer:
             part = "steps" if self._stepped else "start"
             if not self._stepped:
                 self.note("first step, which may compile")
-            with self.wall.part(part), compiling or contextlib.nullcontext():
+            with self.wall.part(part), self.traced(done + 1), compiling or contextlib.nullcontext():
                 step = self._step(done, batch)
             self._stepped = True
             done, batch = done + 1, step.following

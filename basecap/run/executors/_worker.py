@@ -44,6 +44,7 @@ def begin(execution: Execution) -> None:
             group=Processes(),
             log=write_line,
             compiled=execution.compiled,
+            profile=execution.profile,
         )
     ]
 
