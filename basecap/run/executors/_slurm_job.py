@@ -3,7 +3,7 @@
 import contextlib
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,11 +41,16 @@ def work(batch: SlurmBatch, index: int) -> dict[str, Any]:
         load_plugin(path, digest)
     with listening(), records.entered():
         device = environment.choose_device(on.device)
+        steps = content["profile"]
+        profile = None if steps is None else (int(steps[0]), int(steps[1]))
         study, plan, runtime = _plan(records, items, device)
+        runtime = replace(runtime, profile=profile)
         runs = _found(plan, items)
         refuse_other_precision(records, study, runs, device)
         devices = devices_for(device, on, 1)
-        execution = Execution(study=study, out=records.path, device=str(device), plugins=plugins, on=on)
+        execution = Execution(
+            study=study, out=records.path, device=str(device), plugins=plugins, on=on, profile=profile
+        )
         with EXECUTORS.get("local")(execution, runtime, devices if len(items) > 1 else devices[:1]) as executor:
             return _answer(kind, items, runs, executor, runtime)
 

@@ -201,7 +201,8 @@ class SlurmExecutor(Executor):
         """Return what all tasks of a batch share."""
         on = self.execution.on
         plugins = {str(path.absolute()): digest for path, digest in self.execution.plugins.items()}
-        return {"device": on.device, "per_device": on.per_device, "plugins": plugins}
+        profile = self.execution.profile
+        return {"device": on.device, "per_device": on.per_device, "plugins": plugins, "profile": profile}
 
     def _ended(
         self, places: Mapping[str, _Place], queue: Sequence[slurm.QueuedTask] | None
