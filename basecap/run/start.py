@@ -82,7 +82,7 @@ def start_study(
     runtime = Runtime(
         records=records,
         device=device,
-        workloads=material_of(accepted.whole, records.path).workloads(),
+        workloads=accepted.material.workloads(),
         evaluations=plan.evaluations,
         group=group,
         log=log,
@@ -93,9 +93,10 @@ def start_study(
 
 @dataclass(frozen=True, kw_only=True)
 class _Accepted:
-    """What the directory holds with the study of this command, its study.yaml before, and proofs."""
+    """What the directory holds with the study of this command, what it trains on, its study.yaml before, and proofs."""
 
     whole: StudyConfig
+    material: Material
     before: dict[str, Any] | None
     proofs: dict[str, Any]
 
@@ -110,7 +111,7 @@ def _accept(records: StudyRecords, checked: Plan, only: set[str], device: torch.
     _refuse_damaged(records, checked.study)
     asked = [run for run in checked.runs if run.architecture in only]
     proofs = refuse_leaks(asked, device, records.environment().get("proofs"))
-    return _Accepted(whole=whole, before=before, proofs=proofs)
+    return _Accepted(whole=whole, material=material_of(whole, records.path), before=before, proofs=proofs)
 
 
 def _prepare(
@@ -124,7 +125,7 @@ def _prepare(
 ) -> Plan | None:
     """Set the study up; return its plan, None where another command has changed the directory since `accepted`."""
     whole, device = accepted.whole, torch.device(execution.device)
-    material, evaluations = material_of(whole, records.path), plan_evaluations(whole)
+    material, evaluations = accepted.material, plan_evaluations(whole)
     _refuse_missing(material, evaluations)
     with records.locked(log):
         if _content(records) != accepted.before:
