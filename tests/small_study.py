@@ -10,7 +10,7 @@ WORDS = {
 }
 
 
-def write_text(root: Path, documents: int = 60, words: int = 120) -> Path:
+def write_text(root: Path, documents: int = 60, words: int = 60) -> Path:
     """Write one folder of text files per domain."""
     for domain, vocabulary in WORDS.items():
         source = random.Random(domain)
