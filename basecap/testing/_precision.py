@@ -110,7 +110,7 @@ def _advice(dtype: torch.dtype) -> str:
 
 def compilation(harness: Harness) -> Iterator[Check]:
     """Forward and backward trace into one graph each and compute the same, with packed segments too."""
-    traced = torch.compile(harness.layers, backend="aot_eager", fullgraph=True)
+    traced = torch.compile(harness.layers, backend="aot_eager_default_partitioner", fullgraph=True)
     broken = "compiled and eager disagree"
     for packed, ids in (("", None), (" with segments", harness.segments())):
         y, plain = _forward_and_backward(harness, harness.layers, ids)

@@ -100,7 +100,7 @@ def test_damage_is_seen(tmp_path, name: str, damage: str):
 
 
 def test_what_a_killed_process_left_is_replaced(tmp_path):
-    (tmp_path / "one.partial").mkdir()
-    (tmp_path / "one.partial" / "rest").write_text("x")
+    (tmp_path / "one.host-1.partial").mkdir()
+    (tmp_path / "one.host-1.partial" / "rest").write_text("x")
     write(tmp_path / "one", ["text"])
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["documents.npy", "one", "shard.json", "tokens.npy"]

@@ -120,7 +120,7 @@ def test_a_plan_counts_the_flops_of_each_length(content, monkeypatch):
         )
     assert remarks(planned, [*day, *day], Path("nowhere"), gpus=2)[1] == (
         "On 2 such GPUs, one run on each at a time: 2 min 53 s to 7 min 41 s; the longest run takes 1 min 26 s to "
-        "3 min 50 s, unless torchrun gives it several."
+        "3 min 50 s, also on more GPUs unless torchrun gives it several."
     )
     one, large = ({**rows[0], "blocks": 8, "steps": 10_000, "PFLOP": work} for work in (1.0, 100.0))
     assert "the steps of 1 of the runs are too small" in (said := remarks(planned, [one, large], Path("nowhere"))[1])

@@ -63,7 +63,8 @@ def parts_of(options: SourceOptions, domain: str, splits: Mapping[str, Sequence[
 def description(options: SourceOptions, datasets: Iterable[tuple[str, str | None]]) -> str:
     """Return the rest of "the text is streamed from": datasets, each with its published size."""
     found = dict.fromkeys(name if size is None else f"{name} ({size})" for name, size in datasets)
-    files = f"{options.max_files} files" if options.max_files else "all files (data.max_files limits them)"
+    count = options.max_files
+    files = f"{count} file{'s' if count > 1 else ''}" if count else "all files (data.max_files limits them)"
     return f"the Hugging Face hub, {files} of each domain and split: {', '.join(found)}"
 
 
@@ -97,6 +98,8 @@ def _revision(name: str) -> str | None:
     """Return the commit of a dataset on the hub, None for a directory."""
     if Path(name).is_dir():
         return None
+    if Path(name).is_absolute():
+        raise DataError(f"dataset {name!r} cannot be read (there is no such directory); check the directory.")
     from huggingface_hub import HfApi
 
     refuse_unreachable(f"dataset {name!r}", "check the network, or give data.hub a directory with a copy")

@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-import datasets
-
 from basecap.errors import BasecapError, DataError, describe_error
 from basecap.system.hub import without_retries
 
@@ -40,6 +38,8 @@ def _of_hub(error: Exception) -> bool:
 @contextlib.contextmanager
 def probing() -> Iterator[None]:
     """Ask once whether the hub is in reach before a task loads data from it; else take what is stored here."""
+    import datasets
+
     load = datasets.load_dataset
 
     def _load(path: str, *places: Any, **options: Any) -> Any:
