@@ -7,51 +7,10 @@ import pytest
 import torch
 from torch import nn
 
-from basecap.mixers import Cache, ForwardOnly, Mixer
-from basecap.testing._harness import CheckReport
+from basecap.mixers import Cache
 from basecap.testing.check_all import check_all
 from basecap.testing.check_mixer import check_mixer
-
-
-class RunningMean(Mixer):
-    """The mean of all inputs so far, projected."""
-
-    def __init__(self, config, layer):
-        super().__init__(config, layer)
-        self.out = nn.Linear(layer.hidden, layer.hidden, bias=False)
-
-    def forward(self, x_BTD, segments=None):
-        return self.out(self._means(x_BTD, segments))
-
-    def _means(self, x_BTD, segments):
-        keep = torch.ones(x_BTD.shape[1], x_BTD.shape[1], dtype=x_BTD.dtype).tril()
-        if segments is not None:
-            keep = keep * (segments[:, :, None] == segments[:, None, :])
-        return (keep / keep.sum(-1, keepdim=True)) @ x_BTD
-
-    def init_cache(self, batch, max_length):
-        return Cache(tensors={"sum": self.out.weight.new_zeros(batch, 1, self.layer.hidden)})
-
-    def step(self, x_B1D, cache):
-        cache.tensors["sum"] += x_B1D
-        cache.length += 1
-        return self.out(cache.tensors["sum"] / cache.length)
-
-    def flops(self, length):
-        return 2.0 * length * self.layer.hidden**2 + length * (length + 1) * self.layer.hidden
-
-    def state_bytes(self, length):
-        return self.layer.hidden * self.out.weight.element_size()
-
-
-def checked(name: str) -> CheckReport:
-    """Check on short sequences, in float64 alone."""
-    return check_mixer(name, length=32, longest=0, dtypes=())
-
-
-def failures(report: CheckReport) -> dict[str, str]:
-    """Return the messages of the failed checks by name."""
-    return {check.name: check.message for check in report.failures}
+from tests.testing._running_mean import RunningMean, checked, failures
 
 
 def line_of(function: object, marked: str = "def ") -> int:
@@ -432,84 +391,3 @@ def test_an_exception_comes_with_the_shape_of_the_input(register):
     line = line_of(RefusesALength.forward, "# length")
     words = f"causality raised ArithmeticError (test_check_mixer.py:{line}, for x [2, 10, 64])."
     assert found["causality"].endswith(words)
-
-
-class LosesPrecision(RunningMean):
-    def forward(self, x_BTD, segments=None):
-        return super().forward(x_BTD, segments) * (1.001 if x_BTD.dtype == torch.float32 else 1)
-
-
-def test_a_loss_of_precision_is_found_with_its_usual_cause(register):
-    found = failures(check_mixer(register(LosesPrecision), length=32, longest=0, dtypes=(torch.float32,)))
-    assert "differs too much from float64; look for differences of large numbers" in found["forward in float32"]
-
-
-class ForgetsKeys(ForwardOnly):
-    """Softmax attention with a forget gate of 8 * (w x + b) at each key, whose bias the softmax cancels."""
-
-    def __init__(self, config, layer):
-        super().__init__(config, layer)
-        self.qkv = nn.Linear(layer.hidden, 3 * layer.hidden, bias=False)
-        self.gate = nn.Linear(layer.hidden, 2)
-
-    def forward(self, x_BTD, segments=None):
-        q, k, v = (part.unflatten(-1, (2, -1)).transpose(1, 2) for part in self.qkv(x_BTD).chunk(3, -1))
-        keep = torch.ones(x_BTD.shape[1], x_BTD.shape[1], dtype=torch.bool).tril()
-        if segments is not None:
-            keep = keep & (segments[:, None, :, None] == segments[:, None, None, :])
-        scores = q @ k.mT / q.shape[-1] ** 0.5 + 8 * self.gate_of(x_BTD).mT[:, :, None]
-        return (scores.masked_fill(~keep, -torch.inf).softmax(-1) @ v).transpose(1, 2).flatten(2)
-
-    def gate_of(self, x_BTD):
-        return self.gate(x_BTD)
-
-    def flops(self, length):
-        return 2.0 * length * (3 * self.layer.hidden**2 + 2 * self.layer.hidden) + 4.0 * length**2 * self.layer.hidden
-
-
-class ForgetsKeysWrongly(ForgetsKeys):
-    def gate_of(self, x_BTD):
-        noise = 1e-3 * (self.gate.bias - self.gate.bias.detach()) if x_BTD.dtype == torch.float32 else 0
-        return self.gate(x_BTD) + noise * x_BTD[..., :1]
-
-
-def test_a_gradient_of_zero_is_known_to_the_precision_of_the_terms_that_cancel(register):
-    """Its float32 error is 1.9 times what the size of the other gradients allows."""
-    assert failures(check_mixer(register(ForgetsKeys), length=32, longest=0)) == {}
-    found = failures(check_mixer(register(ForgetsKeysWrongly), length=32, longest=0, dtypes=(torch.float32,)))
-    assert list(found) == ["gradients in float32"]
-    assert "gate.bias in float32 is more than the rounding of terms that cancel" in found["gradients in float32"]
-
-
-class Recomputes(ForwardOnly):
-    """The running mean without decoding of its own, and without parameters."""
-
-    def forward(self, x_BTD, segments=None):
-        return RunningMean._means(self, x_BTD, segments)
-
-    def flops(self, length):
-        return length * (length + 1) * self.layer.hidden
-
-
-class ForgetsABoundary(Recomputes):
-    """Starts no new document at one position."""
-
-    def forward(self, x_BTD, segments=None):
-        y = super().forward(x_BTD, segments)
-        if segments is None:
-            return y
-        missed = (segments != segments.roll(1, 1)) & (torch.arange(x_BTD.shape[1]) == 19)
-        return y + missed[..., None] * x_BTD.roll(1, 1)
-
-
-def test_a_document_that_begins_at_any_position_is_tested(register):
-    found = failures(checked(register(ForgetsABoundary)))
-    assert list(found) == ["packed segments", "packed gradients"]
-    assert "mixes packed documents" in found["packed segments"]
-
-
-def test_a_mixer_of_a_forward_alone_decodes(register):
-    report = check_mixer(register(Recomputes), length=32, longest=40)
-    report.raise_failures()
-    names = {check.name for check in report.checks}
-    assert {"decode", "prefill 16, then decode", "state bytes at 320, torch.bfloat16"} <= names
