@@ -184,6 +184,22 @@ def test_without_slurm_a_study_is_refused_before_anything_is_written(study_file,
     assert not (tmp_path / "out").exists()
 
 
+def test_a_slurm_that_does_not_answer_is_refused_before_anything_is_written(study_file, tmp_path, monkeypatch):
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    for name in ("sbatch", "squeue", "scancel", "scontrol"):
+        (programs / name).write_text(
+            "#!/bin/sh\necho 'slurm_load_jobs error: Unable to contact controller' >&2\nexit 1\n"
+        )
+        (programs / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(programs))
+    with pytest.raises(
+        ConfigError, match=r"^Slurm does not answer \(.*Unable to contact controller\); run `scontrol ping`"
+    ):
+        train(study_file, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [({"array": "0-3"}, "array is set by the executor"), ({"nodes": "2"}, "a job uses one node and one task")],

@@ -40,13 +40,20 @@ class QueuedTask:
 
 
 def refuse_missing() -> None:
-    """Raise ConfigError where this machine has no Slurm."""
+    """Raise ConfigError where this machine has no Slurm, or none that answers."""
     missing = [name for name in ("sbatch", "squeue", "scancel", "scontrol") if shutil.which(name) is None]
     if missing:
         raise ConfigError(
             f"executor slurm finds no {missing[0]} on the path; run the command where Slurm is installed, such as a "
             "login node."
         )
+    try:
+        asked = _run(["squeue", "--me", "--noheader"])
+        reason = _sentence(asked.stderr.splitlines()) if asked.returncode else ""
+    except subprocess.TimeoutExpired:
+        reason = f"squeue took more than {PATIENCE:.0f} s"
+    if reason:
+        raise ConfigError(f"Slurm does not answer ({reason}); run `scontrol ping` to see whether its controller does.")
 
 
 def check_settings(settings: Mapping[str, str]) -> None:
