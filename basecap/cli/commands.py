@@ -23,6 +23,7 @@ from basecap.cli.options import (
     AsJson,
     Device,
     ExecutorName,
+    Figures,
     MaxSeeds,
     Only,
     Out,
@@ -49,7 +50,7 @@ from basecap.errors import BasecapError, ConfigError, Interrupted
 from basecap.system.streams import protect_streams
 
 if TYPE_CHECKING:
-    from basecap.report import Report
+    from basecap.report import ImageFormat, Report
 
 # torch takes a second to import: each command imports what it needs after it has checked its arguments, so that --help,
 # lists and error messages come at once.
@@ -265,7 +266,7 @@ def report(
         list[Path],
         typer.Option("--costs", help="what `basecap bench models` or `bench generate` wrote with --json; repeatable"),
     ] = [],
-    svg: Annotated[bool, typer.Option("--svg", help="also write each figure to the directory figures as SVG")] = False,
+    figures: Figures = None,
     live: Annotated[
         bool, typer.Option("--live", help="update the report while the study runs; stops when the study ends")
     ] = False,
@@ -278,7 +279,7 @@ def report(
     directory = out or directories[0]
     if live:
         write_live_report(directories, directory, log)
-    made = _report(directories, directory, costs=costs, svg=svg)
+    made = _report(directories, directory, costs=costs, images=figures)
     if tables is not None:
         sheets = [] if made.joined is None else list(joined_sheets(made.joined))
         written = write_tables(made.studies, tables, sheets)
@@ -328,14 +329,14 @@ def _report(
     reported: Collection[tuple[str, int]] = (),
     *,
     costs: Sequence[Path] = (),
-    svg: bool = False,
+    images: "ImageFormat | None" = None,
 ) -> "Report":
     """Write the report and print its table, without the failures of runs (name, seed) that are already `reported`."""
     from basecap.report import joined_sentences, terminal_table, write_report
     from basecap.system.progress import phase
 
     with phase("report"):
-        report = write_report(list(directories), out, costs=costs, svg=svg)
+        report = write_report(list(directories), out, costs=costs, images=images)
     console().print(terminal_table(report.studies, directories, reported))
     for sentence in () if report.joined is None else joined_sentences(report.joined):
         console().print(sentence, markup=False, highlight=False)

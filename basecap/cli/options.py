@@ -117,6 +117,10 @@ RaySettings = Annotated[
         help="options of --executor ray: address, cpus, gpus, retries, records; such as 'address=auto, gpus=0.5'",
     ),
 ]
+Figures = Annotated[
+    Literal["svg", "pdf"] | None,
+    typer.Option("--figures", help="also write each figure as a file of this format to the directory figures"),
+]
 LongLength = Annotated[
     int | None, typer.Option(min=32, max=LARGEST, help="length of this long sequence (with --thorough 1100)")
 ]

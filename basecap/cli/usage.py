@@ -8,12 +8,17 @@ import typer
 #: Raised by typer for invalid arguments. Some releases take this class from click, others define their own.
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 
+#: Options of earlier versions and what replaced them.
+RENAMED = {"--svg": "--figures svg"}
+
 
 def usage_message(error: Any) -> str:
     """Return typer's message about invalid arguments as one sentence, empty when it printed the help instead."""
-    message = error.format_message().replace(": Input should", ": should", 1)
+    message = error.format_message().replace(": Input should", ": should", 1).replace(": Value error, ", ": ", 1)
     message = re.sub(r" \(Possible options: (.*)\)$", r"; did you mean \1?", message[:1].lower() + message[1:])
     message = message.replace(". Did you mean", "; did you mean")
+    for old, new in RENAMED.items():
+        message = re.sub(rf"^(no such option: {old})\b.*", rf"\1; write {new}", message)
     if python := re.search(r"unexpected extra argument.* \((?:.* )?(\S+\.py)\b", message):
         message += f"; write --plugin {python[1]}"
     command = error.ctx.command_path if error.ctx else "basecap"

@@ -2,7 +2,7 @@
 
     DIR/study.yaml            the resolved study          DIR/environment.json   versions, device, data
     DIR/declarations.json     units of the evaluations    DIR/results.json       the analysis
-    DIR/report.html           the report                  DIR/figures/*.svg      its figures, if asked for
+    DIR/report.html           the report                  DIR/figures/           its figures, if asked for
     DIR/lock                  held during set-up          DIR/data/              token shards, unless data.cache is set
     DIR/locks/                one for each command and each run in training
     DIR/runs/<name>-s<seed>/  run.json                    `RunInfo`: name, seed, status, message, machine
@@ -310,16 +310,16 @@ class StudyRecords:
         """Write the analysis."""
         write_json(self.path / "results.json", results)
 
-    def write_report(self, page: str, figures: dict[str, str]) -> Path:
+    def write_report(self, page: str, figures: dict[str, bytes]) -> Path:
         """Write report.html and its figures (by file name); return the path of report.html.
 
         Raises DataError when a file cannot be written, or the directory of the figures is a link.
         """
         refuse_link(self.path / "figures")
-        files = {f"figures/{name}": figure for name, figure in figures.items()} | {"report.html": page}
+        files = {f"figures/{name}": figure for name, figure in figures.items()} | {"report.html": page.encode()}
         for name, content in files.items():
             with replacing(self.path / name) as file:
-                file.write(content.encode())
+                file.write(content)
         return self.path / "report.html"
 
 

@@ -21,6 +21,7 @@ from basecap.report import figures
 from basecap.report.bundle import bundle, label, source_of
 from basecap.report.charts import Charts, charts_of, influence_charts
 from basecap.report.figures.style import names_of
+from basecap.report.images import ImageFormat, image
 from basecap.report.joined_section import (
     cell_text,
     charted,
@@ -66,7 +67,12 @@ class Report:
 
 
 def write_report(
-    study_paths: Sequence[Path], out: Path, *, costs: Sequence[Path] = (), live: bool = False, svg: bool = False
+    study_paths: Sequence[Path],
+    out: Path,
+    *,
+    costs: Sequence[Path] = (),
+    live: bool = False,
+    images: ImageFormat | None = None,
 ) -> Report:
     """Analyse studies; write results.json and report.html into `out`.
 
@@ -75,7 +81,7 @@ def write_report(
         out: directory to write to.
         costs: files that `basecap bench` wrote, for the joined part.
         live: whether the page reloads itself every ten seconds.
-        svg: whether each figure is also written as `out`/figures/NAME.svg.
+        images: format in which each figure is also written, to `out`/figures/NAME.svg or NAME.pdf.
 
     Raises:
         ConfigError: a directory holds no study or is given twice, or `out` holds a report that basecap did not write,
@@ -109,19 +115,17 @@ def write_report(
         for index, (study, path) in enumerate(zip(studies, study_paths, strict=True), start=1)
     ]
     across = {} if joined is None else joined_charts(joined)
-    images = _images([*drawn, {"joined": across}]) if svg else {}
+    files = {} if images is None else _files([*drawn, {"joined": across}], images)
     choice = "" if joined is None else _joined(joined, named, across)
     scripts = bundle(read(out / "report.html") or b"")
-    page = records.write_report(_page(studies, named, drawn, choice, scripts, live), images)
+    page = records.write_report(_page(studies, named, drawn, choice, scripts, live), files)
     return Report(page=page, studies=studies, joined=joined)
 
 
-def _images(drawn: Sequence[Groups]) -> dict[str, str]:
-    """Return every chart as SVG by file name."""
-    import vl_convert  # a large library, which few reports need
-
+def _files(drawn: Sequence[Groups], form: ImageFormat) -> dict[str, bytes]:
+    """Return the content of a file for every chart by its name."""
     return {
-        f"{name}.svg": vl_convert.vegalite_to_svg(chart, vl_version=figures.VEGA_LITE)
+        f"{name}.{form}": image(chart, form)
         for groups in drawn
         for charts in groups.values()
         for name, chart in charts.items()

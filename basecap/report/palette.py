@@ -24,7 +24,7 @@ SHAPES = tuple(MARKS)
 #: Width of the line of the reference in pixels, more than twice that of the others.
 REFERENCE_WIDTH = 4.0
 #: Dashes of lines, the next where a colour is used again.
-DASHES = ((1, 0), (6, 3), (2, 2), (8, 2, 2, 2))
+DASHES: tuple[tuple[int, ...], ...] = ((), (6, 3), (2, 2), (8, 2, 2, 2))
 
 
 @dataclass(frozen=True, kw_only=True)

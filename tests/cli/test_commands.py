@@ -263,6 +263,7 @@ def test_bad_input_gets_one_sentence(arguments, words, refused):
             "no such command 'rum'; did you mean 'run'?",
         ),
         ("No such option: --setx (Possible options: --set)", "no such option: --setx; did you mean --set?"),
+        ("No such option: --svg (Possible options: --slurm)", "no such option: --svg; write --figures svg (see"),
         ("", ""),
     ],
 )

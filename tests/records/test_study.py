@@ -172,7 +172,7 @@ def test_declarations_environment_and_report(records):
     records.write_declarations([declared])
     records.write_environment({"device": "CPU"})
     assert records.declarations() == {"passkey": declared} and records.environment() == {"device": "CPU"}
-    page = records.write_report("<p>ä</p>", {"one.svg": "<svg/>"})
+    page = records.write_report("<p>ä</p>", {"one.svg": b"<svg/>"})
     assert page.read_text() == "<p>ä</p>" and (records.path / "figures" / "one.svg").exists()
 
 
@@ -180,7 +180,7 @@ def test_figures_are_not_written_through_a_link(records, tmp_path_factory):
     elsewhere = tmp_path_factory.mktemp("elsewhere")
     (records.path / "figures").symlink_to(elsewhere)
     with pytest.raises(DataError, match="figures is a link, through which nothing is written"):
-        records.write_report("<p>", {"one.svg": "<svg>"})
+        records.write_report("<p>", {"one.svg": b"<svg>"})
     assert not list(elsewhere.iterdir())
 
 

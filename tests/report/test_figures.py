@@ -6,11 +6,11 @@ from itertools import combinations
 
 import numpy as np
 import pytest
-from vl_convert import vegalite_to_svg
 
 from basecap.analysis.results import EvaluationResults, EvaluationRow, Point, PointLosses
 from basecap.analysis.rows import DomainGap, GapPart
-from basecap.report.figures import VEGA_LITE, evaluation, forest, gap_curve, parts, scatter
+from basecap.report.figures import evaluation, forest, gap_curve, parts, scatter
+from basecap.report.images import image
 from basecap.report.palette import BLACK, COLOURS, ON_DARK
 from tests.report.made_up import TOLERANCE, gap, row, study
 
@@ -229,16 +229,23 @@ def test_the_reference_is_seen_where_curves_coincide():
         for name in ("a", "base")
         for x in (3.1, 3.4, 3.6)
     ]
-    image = vegalite_to_svg(
-        scatter(study(row("a", 0.0, 0.1), points=points), "arxiv", "held_out", enlarged=False), vl_version=VEGA_LITE
-    )
-    widths = re.findall(r'aria-roledescription="line mark".*?stroke="(#\w+)" stroke-width="([\d.]+)"', image)
+    chart = scatter(study(row("a", 0.0, 0.1), points=points), "arxiv", "held_out", enlarged=False)
+    drawn = image(chart, "svg").decode()
+    widths = re.findall(r'aria-roledescription="line mark".*?stroke="(#\w+)" stroke-width="([\d.]+)"', drawn)
     _, (first, own), (second, other) = widths
     assert (first, second) == (BLACK, COLOURS[0]), "the reference is drawn first, what lies on it after it"
     assert float(own) > 2 * float(other)
-    marks = re.findall(r'aria-roledescription="point".*?d="M(\S+?),.*?" fill="(#\w+)"', image)
+    marks = re.findall(r'aria-roledescription="point".*?d="M(\S+?),.*?" fill="(#\w+)"', drawn)
     assert [colour for _, colour in marks] == [BLACK] * 3 + [COLOURS[0]] * 3
     assert float(marks[0][0]) > 1.5 * abs(float(marks[-1][0])), "its marks are larger"
+
+
+def test_a_chart_is_written_as_pdf_and_its_whole_lines_have_no_dashes():
+    """PDF viewers show seams in a line of dashes without spaces."""
+    chart = gap_curve(drawn_study([0.1]))
+    assert image(chart, "pdf").startswith(b"%PDF-")
+    dashes = re.findall(rb'stroke-dasharray="(.*?)"', image(chart, "svg"))
+    assert dashes and set(dashes) == {b""}
 
 
 def test_the_transition_of_the_reference_is_shaded_over_losses_and_over_tokens():

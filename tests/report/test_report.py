@@ -114,7 +114,7 @@ def test_names_from_outside_are_text_everywhere(tmp_path):
     records = write_study(tmp_path, architectures={"base": (1.0, 0.0), EVIL: (1.0, 0.1)}, ood=[EVIL], documents=40)
     run = records.run(EVIL, 0)
     run.write_info(replace(run.info(), status="failed", message=f"{EVIL} [bold]broke[/bold]"))
-    report = write_report([tmp_path], tmp_path, svg=True)
+    report = write_report([tmp_path], tmp_path, images="svg")
     path, page = report.page, Page(report.page)
     assert "<script>alert" not in path.read_text()
     assert page.text.count(EVIL) > 5

@@ -1,0 +1,17 @@
+"""Charts as files for papers and slides."""
+
+from typing import Literal
+
+from basecap.report.figures import VEGA_LITE, Spec
+
+#: Formats of the files that charts are written to; the suffix of a file is its format.
+ImageFormat = Literal["svg", "pdf"]
+
+
+def image(chart: Spec, form: ImageFormat) -> bytes:
+    """Return the content of a file that shows a chart."""
+    import vl_convert  # a large library, which few reports need
+
+    if form == "pdf":
+        return vl_convert.vegalite_to_pdf(chart, vl_version=VEGA_LITE)
+    return vl_convert.vegalite_to_svg(chart, vl_version=VEGA_LITE).encode()
