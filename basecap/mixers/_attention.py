@@ -93,6 +93,9 @@ class HeadsConfig(MixerConfig):
     kv_heads: int | None = Field(None, ge=1, description="key and value heads; as many as heads when not given")
     position: Literal["rope", "alibi", "none"] = "rope"
     rope_base: float = Field(10_000.0, gt=0)
+    gate: Literal["none", "elementwise", "per head"] = Field(
+        "none", description="sigmoid of the input that gates the mixed values, channel by channel or head by head"
+    )
 
 
 class SelectionConfig(HeadsConfig):
@@ -126,6 +129,8 @@ class HeadedMixer(Mixer):
             norm=norm,
             bias=bias,
         )
+        gates = {"none": 0, "elementwise": layer.hidden, "per head": self.project.heads}[config.gate]
+        self.gate = nn.Linear(layer.hidden, gates, bias=bias) if gates else None
         self.out = nn.Linear(layer.hidden, layer.hidden, bias=bias)
 
     @abstractmethod
@@ -139,13 +144,19 @@ class HeadedMixer(Mixer):
     def forward(self, x_BTD: Tensor, segments: Tensor | None = None) -> Tensor:
         """Choose and mix; see `Mixer.forward`."""
         q, k, v = self.project(x_BTD, segments)
-        return self.out(self.attend(q, k, v, segments).flatten(2))
+        return self.finish(self.attend(q, k, v, segments), x_BTD)
 
     def prefill(self, x_BTD: Tensor, cache: Cache) -> Tensor:
         """Mix a whole prompt and keep the keys and values that later steps can see."""
         q, k, v = self.project(x_BTD)
         self.store(k, v, cache)
-        return self.out(self.attend(q, k, v).flatten(2))
+        return self.finish(self.attend(q, k, v), x_BTD)
+
+    def finish(self, o_BTHK: Tensor, x_BTD: Tensor) -> Tensor:
+        """Return what the heads mixed, gated by the input (arXiv 2505.06708, position G1) and projected."""
+        if self.gate is not None:
+            o_BTHK = o_BTHK * self.gate(x_BTD).sigmoid().unflatten(-1, (self.project.heads, -1))
+        return self.out(o_BTHK.flatten(2))
 
     def mixed(self, x_BTD: Tensor) -> tuple[Tensor, Tensor]:
         """Return the values of every query head, and the outputs of the heads."""
@@ -161,8 +172,12 @@ class HeadedMixer(Mixer):
         recipes = {f"project.{name}": recipe for name, recipe in self.project.recipe().items()}
         recipes |= {f"out.{name}": recipe for name, recipe in default_recipe(self.out).items()}
         reading, writing = matrices(scheme, self.layer)
+        if self.gate is not None:
+            recipes |= {f"gate.{name}": recipe for name, recipe in default_recipe(self.gate).items()}
+            recipes["gate.weight"] = reading
         return {**recipes, "project.qkv.weight": reading, "out.weight": writing}
 
     def projection_flops(self, length: int) -> float:
         """Floating-point operations of the projections over `length` tokens, forward."""
-        return 2.0 * length * (self.project.qkv.weight.numel() + self.out.weight.numel())
+        gate = 0 if self.gate is None else self.gate.weight.numel()
+        return 2.0 * length * (self.project.qkv.weight.numel() + gate + self.out.weight.numel())

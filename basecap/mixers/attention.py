@@ -1,15 +1,16 @@
-"""Softmax attention: transformer, transformer++, its sliding window, position encodings, temperature; pythia."""
+"""Softmax attention: transformer, transformer++, its window, position encodings, temperature, gates; pythia."""
 
 from typing import Literal
 
 import torch
 from pydantic import Field
-from torch import Tensor
+from torch import Tensor, nn
 
+from basecap.errors import ConfigError
 from basecap.mixers._attention import HeadedMixer, HeadsConfig
 from basecap.mixers._contract import Cache, Variant, mixer
 from basecap.mixers._parts import remember
-from basecap.mixers._recipes import LayerSpec, ParameterRecipe, Scheme
+from basecap.mixers._recipes import LayerSpec, ParameterRecipe, Scheme, normal
 from basecap.ops import Influence
 from basecap.ops.attention import attention, attention_step, influence
 
@@ -26,6 +27,17 @@ def alibi_slopes(heads: int, device: torch.device) -> Tensor:
 
     power = 1 << (heads.bit_length() - 1)
     return torch.cat([series(power), series(2 * power)[::2][: heads - power]])
+
+
+#: Origin of gated attention.
+GATED = (
+    "qiuzh20/gated_attention@df42212f08f0ab69d3b26956d61feff730dc3804: modeling_qwen3.py for the gate and the gains of "
+    "queries and keys; for the rest our choice, as for transformer++"
+)
+NARROW = (
+    "GeGLU is narrower by as many parameters as the gate has, so that the model is as large as transformer++; the "
+    "official models let the gate add to them.",
+)
 
 
 @mixer(
@@ -79,6 +91,22 @@ def alibi_slopes(heads: int, device: torch.device) -> Tensor:
             options={"qk_norm": True, "temperature": 1.0},
             summary="normalised queries and keys, softmax at a chosen temperature",
         ),
+        "transformer++ gated": Variant(
+            options={"gate": "elementwise"},
+            backbone="transformer++ narrow",
+            summary="attention whose output is gated by its input, with a narrower GeGLU in return",
+            paper="arXiv 2505.06708",
+            source=GATED,
+            differences=NARROW,
+        ),
+        "transformer++ qk-norm gated": Variant(
+            options={"gate": "elementwise", "qk_norm": True, "qk_gain": True},
+            backbone="transformer++ narrow",
+            summary="the same with normalised queries and keys, each with a learned gain",
+            paper="arXiv 2505.06708, arXiv 2302.05442 (QK norm)",
+            source=GATED,
+            differences=NARROW,
+        ),
     },
 )
 class Attention(HeadedMixer):
@@ -91,19 +119,24 @@ class Attention(HeadedMixer):
         rotary_fraction: float = Field(1.0, gt=0, le=1, description="share of each head that RoPE rotates")
         window: int | None = Field(None, ge=1, description="tokens a query sees, itself included; None: all")
         qk_norm: bool = Field(False, description="normalise queries and keys to root mean square 1 per head")
+        qk_gain: bool = Field(False, description="learned gains of the normalised queries and keys, one per channel")
         temperature: float = Field(1.0, gt=0, description="the scores are divided by it before the softmax")
+        sinks: bool = Field(False, description="a learned score per head that joins the softmax's denominator alone")
         bias: bool = False
         scheme: Scheme = Field("gpt-2", description="how its matrices start: as in gpt-2 or gpt-neox, or plain: 0.02")
 
     def __init__(self, config: Config, layer: LayerSpec):
+        if config.qk_gain and not config.qk_norm:
+            raise ConfigError("qk_gain is the gain of normalised queries and keys; set qk_norm: true with it.")
         super().__init__(
             config,
             layer,
-            norm="plain" if config.qk_norm else "none",
+            norm="gain" if config.qk_gain else "plain" if config.qk_norm else "none",
             rotary_fraction=config.rotary_fraction,
             bias=config.bias,
         )
         self.scale = self.project.dim**-0.5 / config.temperature
+        self.sinks = nn.Parameter(torch.empty(self.project.heads)) if config.sinks else None
 
     def _slopes(self, device: torch.device) -> Tensor | None:
         return alibi_slopes(self.project.heads, device) if self.config.position == "alibi" else None
@@ -111,7 +144,7 @@ class Attention(HeadedMixer):
     def attend(self, q: Tensor, k: Tensor, v: Tensor, segments: Tensor | None = None) -> Tensor:
         """Attend; see `HeadedMixer.attend`."""
         slopes, window = self._slopes(q.device), self.config.window
-        return attention(q, k, v, scale=self.scale, window=window, slopes=slopes, segments=segments)
+        return attention(q, k, v, scale=self.scale, window=window, slopes=slopes, segments=segments, sinks=self.sinks)
 
     def init_cache(self, batch: int, max_length: int) -> Cache:
         """Keys and values of the last `window` (else `max_length`) tokens: a ring, [B, capacity, G, K] each."""
@@ -135,16 +168,19 @@ class Attention(HeadedMixer):
         if slopes is not None:
             age = (cache.length - 1 - torch.arange(seen, device=q.device)) % capacity
             bias = -slopes.double()[:, None] * age  # in float64 the products are exact, like the scores
-        return self.out(attention_step(q, keys, values, scale=self.scale, bias_HS=bias).flatten(2))
+        o_B1HK = attention_step(q, keys, values, scale=self.scale, bias_HS=bias, sinks=self.sinks)
+        return self.finish(o_B1HK, x_B1D)
 
     def influence(self, x_BTD: Tensor) -> Influence:
         """Return the attention distribution."""
         q, k, _ = self.project(x_BTD)
-        return influence(q, k, scale=self.scale, window=self.config.window, slopes=self._slopes(q.device))
+        slopes = self._slopes(q.device)
+        return influence(q, k, scale=self.scale, window=self.config.window, slopes=slopes, sinks=self.sinks)
 
     def recipe(self) -> dict[str, ParameterRecipe]:
-        """Matrices by the scheme, biases 0."""
-        return self.recipe_by(self.config.scheme)
+        """Matrices by the scheme, biases 0; sinks as in openai/gpt-oss's models, normal(0.02)."""
+        sinks = {} if self.sinks is None else {"sinks": ParameterRecipe(init=normal(0.02), decay=False)}
+        return self.recipe_by(self.config.scheme) | sinks
 
     def flops(self, length: int) -> float:
         """Projections plus the causal half (or the band) of the score and value products."""

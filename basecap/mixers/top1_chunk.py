@@ -74,7 +74,7 @@ class Top1Chunk(HeadedMixer):
         c = self.config
         o_B1HK = top1_chunk_step(q, k, v, cache.tensors, cache.length, chunk=c.chunk, mode=c.mode, remote=c.remote)
         cache.length += 1
-        return self.out(o_B1HK.flatten(2))
+        return self.finish(o_B1HK, x_B1D)
 
     def influence(self, x_BTD: Tensor) -> Influence:
         """Return the attention distribution, zero outside the two chunks."""

@@ -57,7 +57,7 @@ class Top1Element(HeadedMixer):
         q, k, v = self.project(x_B1D, start=cache.length)
         o_B1HK = top1_element_step(q, k, v, cache.tensors, cache.length)
         cache.length += 1
-        return self.out(o_B1HK.to(q.dtype).flatten(2))
+        return self.finish(o_B1HK.to(q.dtype), x_B1D)
 
     def influence(self, x_BTD: Tensor) -> Influence:
         """Return 1 at the chosen key, 0 elsewhere."""

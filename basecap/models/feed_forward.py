@@ -12,7 +12,16 @@ Activation = Literal["geglu", "swiglu", "gelu"]
 
 def gated_inner(hidden: int) -> int:
     """Return 8/3 hidden, rounded up to a multiple of 64: as many parameters as a plain layer of width 4 hidden."""
-    return -(-8 * hidden // (3 * 64)) * 64
+    return _thirds(8, hidden)
+
+
+def narrow_inner(hidden: int) -> int:
+    """Return 7/3 hidden, rounded up to a multiple of 64: a matrix [hidden, hidden] less than `gated_inner`."""
+    return _thirds(7, hidden)
+
+
+def _thirds(parts: int, hidden: int) -> int:
+    return -(-parts * hidden // (3 * 64)) * 64
 
 
 class FeedForward(nn.Module):

@@ -281,7 +281,7 @@ LIGHT = (
     ["list", "nothing"],
     ["run", "quikstart"],
     ["plan", "quickstart", "--set", "train.tokns=1"],
-    ["run", "limited-zoo", "--only", "bassed"],
+    ["run", "limited-mini", "--only", "mamba-l"],
     ["data", "inspect", "quikstart"],
     ["data", "inspect", "quickstart", "--out", "here", "--set", "data.source=text"],
     ["check", "--length", "none"],

@@ -1,10 +1,12 @@
-"""Softmax attention: parity with transformers' GPT-2 and GPT-NeoX, options, the ring cache, bad options."""
+"""Softmax attention: parity with transformers' modules, options, the ring cache, bad options."""
 
 import pytest
 import torch
-from transformers import GPT2Config, GPTNeoXConfig
+from transformers import GPT2Config, GPTNeoXConfig, GptOssConfig, Qwen3NextConfig
 from transformers.models.gpt2.modeling_gpt2 import GPT2Attention
 from transformers.models.gpt_neox.modeling_gpt_neox import GPTNeoXAttention, GPTNeoXRotaryEmbedding
+from transformers.models.gpt_oss.modeling_gpt_oss import GptOssAttention
+from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextAttention
 
 from basecap.errors import ConfigError
 from basecap.mixers import ARCHITECTURES, LayerSpec, initialise
@@ -104,6 +106,64 @@ def test_pythia_is_gpt_neox():
     assert_parity(ours, forward, pairs, rtol=1e-5, atol=1e-5)
 
 
+def rotations():
+    """Return the tables that transformers rotates heads of 16 channels by, in float64."""
+    angles = torch.arange(T, dtype=torch.float64)[:, None] * 10_000.0 ** (-torch.arange(8, dtype=torch.float64) / 8)
+    return tuple(torch.cat([table, table], dim=-1)[None] for table in (angles.cos(), angles.sin()))
+
+
+SMALL = {
+    "hidden_size": HIDDEN,
+    "num_attention_heads": HEADS,
+    "num_key_value_heads": 2,
+    "head_dim": HIDDEN // HEADS,
+    "attention_bias": False,
+    "attn_implementation": "eager",
+    "num_hidden_layers": 1,
+}
+
+
+def test_gated_attention_with_gains_is_that_of_qwen3_next():
+    ours = build("transformer++ qk-norm gated", kv_heads=2)
+    theirs = Qwen3NextAttention(Qwen3NextConfig(**SMALL), layer_idx=0).double()
+    q, k, v = ours.project.qkv.weight.detach().split([HIDDEN, HIDDEN // 2, HIDDEN // 2])
+    # Each head's queries, then its gate; gains are stored less 1.
+    q_and_gate = torch.cat([x.unflatten(0, (HEADS, -1)) for x in (q, ours.gate.weight.detach())], dim=1).flatten(0, 1)
+    given = {
+        "q_proj.weight": q_and_gate,
+        "k_proj.weight": k,
+        "v_proj.weight": v,
+        "o_proj.weight": ours.out.weight.detach(),
+        "q_norm.weight": ours.project.q_gain.detach() - 1,
+        "k_norm.weight": ours.project.k_gain.detach() - 1,
+    }
+    theirs.load_state_dict(given)
+    assert_same_gradients(ours, lambda x: theirs(x, rotations(), causal_mask())[0])
+
+
+def test_sinks_are_those_of_gpt_oss():
+    ours = build(kv_heads=2, sinks=True)
+    theirs = GptOssAttention(GptOssConfig(**SMALL), layer_idx=0).double()
+    q, k, v = ours.project.qkv.weight.detach().split([HIDDEN, HIDDEN // 2, HIDDEN // 2])
+    given = {"q_proj": q, "k_proj": k, "v_proj": v, "o_proj": ours.out.weight.detach()}
+    theirs.load_state_dict({f"{name}.weight": value for name, value in given.items()} | {"sinks": ours.sinks.detach()})
+    cos, sin = (table[..., :8] for table in rotations())  # of one half
+    assert_same_gradients(ours, lambda x: theirs(x, (cos, sin), causal_mask())[0], (ours.sinks, theirs.sinks))
+
+
+def assert_same_gradients(ours, theirs, parameters=()):
+    """Compare outputs and gradients, of the input and of one parameter each, to the float32 of their norm."""
+    x = draw(2, T, HIDDEN).requires_grad_()
+    y, expected = ours(x), theirs(x)
+    torch.testing.assert_close(y, expected, rtol=1e-5, atol=1e-5)
+    weight = draw(2, T, HIDDEN, seed=1)
+    grads = [
+        torch.autograd.grad((out * weight).sum(), [x, *parameters[number : number + 1]])
+        for number, out in enumerate((y, expected))
+    ]
+    torch.testing.assert_close(*grads, rtol=1e-5, atol=1e-5)
+
+
 def test_window_that_covers_everything_is_full_attention():
     x = draw(2, T, HIDDEN)
     assert torch.equal(build(window=T)(x), build()(x))
@@ -129,7 +189,8 @@ def test_grouped_heads_equal_repeated_ones():
         {"kv_heads": 2, "position": "alibi", "window": 5},
         {"heads": 16, "position": "alibi", "rope_base": 1e6},  # slopes that are not exact in float32
         {"rotary_fraction": 0.5, "bias": True},
-        {"qk_norm": True, "temperature": 0.25, "window": 16},
+        {"qk_norm": True, "temperature": 0.25, "window": 16, "gate": "per head"},
+        {"kv_heads": 2, "position": "alibi", "window": 16, "sinks": True, "bias": True, "gate": "elementwise"},
     ],
     ids=str,
 )
@@ -213,6 +274,7 @@ def test_parameters_of_the_published_sizes():
     ("options", "message"),
     [
         ({"rotary_fraction": 0.01}, "leaves RoPE none to rotate"),
+        ({"qk_gain": True}, "qk_gain is the gain of normalised queries and keys; set qk_norm: true with it"),
         ({"temperature": 0.0}, "temperature"),
         ({"position": "rotary"}, "position"),
         ({"windw": 3}, "did you mean 'window'"),

@@ -69,8 +69,21 @@ NEOX = (
 
 PLAIN = Table(source=OURS, rows=(*GATED, QKV), tied=True)
 
+#: The gate is a part of q_proj, which starts as every matrix; gains of Qwen3RMSNorm start at 1.
+GATE = Row(r"mixer\.gate\.weight", normal(0.02))
+GATED_SOURCE = (
+    "qiuzh20/gated_attention@df42212f08f0ab69d3b26956d61feff730dc3804: modeling_qwen3.py for the gate and the gains of "
+    "queries and keys; for the rest our choice, as for transformer++"
+)
+
 TABLES = {
     "transformer++": PLAIN,
+    "transformer++ gated": Table(source=GATED_SOURCE, rows=(*PLAIN.rows, GATE), tied=True),
+    "transformer++ qk-norm gated": Table(
+        source=GATED_SOURCE,
+        rows=(*PLAIN.rows, GATE, Row(r"mixer\.project\.[qk]_gain", ONES, decay=False)),
+        tied=True,
+    ),
     "transformer++ window": PLAIN,
     "transformer++ no position": PLAIN,
     "transformer++ temperature": PLAIN,

@@ -33,6 +33,8 @@ SIZES = [
     ("transformer", 111.2, 1278.3),
     ("transformer++", 109.5, 1279.9),
     ("transformer++ window", 109.5, 1279.9),
+    ("transformer++ gated", 109.5, 1276.7),
+    ("transformer++ qk-norm gated", 109.5, 1276.7),
     ("top1-element", 109.5, 1279.9),
     ("top1-chunk-exact", 109.5, 1279.9),
     ("top1-chunk-approx", 109.5, 1279.9),

@@ -22,6 +22,9 @@ OPTIONS = [
     {"segments": True, "window": 6},
     {"segments": True, "window": 40},
     {"segments": True, "slopes": True},
+    {"sinks": True},
+    {"sinks": True, "window": 6, "segments": True},
+    {"sinks": True, "slopes": True},
 ]
 
 
@@ -39,10 +42,12 @@ def spelled_out(options, T=37, H=4):
         made["slopes"] = 2.0 ** -torch.arange(1, H + 1)
     if "segments" in options:
         made["segments"] = (torch.arange(T)[None, :, None] >= cuts[:, None]).sum(-1)
+    if "sinks" in options:
+        made["sinks"] = torch.linspace(-2.0, 2.0, H, dtype=torch.float64).requires_grad_()
     return made
 
 
-def loop(q, k, v, scale, window=None, slopes=None, segments=None):
+def loop(q, k, v, scale, window=None, slopes=None, segments=None, sinks=None):
     """The definition, one query at a time."""
     B, T, H, _ = q.shape
     rows = []
@@ -58,7 +63,8 @@ def loop(q, k, v, scale, window=None, slopes=None, segments=None):
                 scores = torch.stack([q[b, t, h] @ k[b, s, g] * scale for s in seen])
                 if slopes is not None:
                     scores = scores - slopes[h] * (t - torch.tensor(seen))
-                rows.append(scores.softmax(0) @ v[b, seen, g])
+                least = 0.0 if sinks is None else sinks[h].exp()
+                rows.append(scores.exp() @ v[b, seen, g] / (scores.exp().sum() + least))
     return torch.stack(rows).view(B, T, H, -1)
 
 
@@ -78,8 +84,9 @@ def test_outputs_and_gradients(options, T):
     actual = attention(q, k, v, **made)
     do = torch.randn(expected.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     torch.testing.assert_close(actual, expected)
+    wanted = [q, k, v, *([made["sinks"]] if "sinks" in made else [])]
     for one, other in zip(
-        torch.autograd.grad(actual, (q, k, v), do), torch.autograd.grad(expected, (q, k, v), do), strict=True
+        torch.autograd.grad(actual, wanted, do), torch.autograd.grad(expected, wanted, do), strict=True
     ):
         torch.testing.assert_close(one, other)
 
@@ -88,7 +95,7 @@ def test_outputs_and_gradients(options, T):
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_as_accurate_as_the_definition(options, dtype):
     low = inputs(T=130, dtype=dtype)
-    made = spelled_out(options, T=130)
+    made = {key: x.to(dtype) if key == "sinks" else x for key, x in spelled_out(options, T=130).items()}
     true = reference.attention(*(x.detach().double() for x in low), 8**-0.5, **made)
     plain = reference.attention(*low, 8**-0.5, **made)
     assert_as_accurate("o", attention(*low, **made), plain, true)
@@ -142,14 +149,16 @@ def test_memory_of_a_window_is_linear(monkeypatch):
     assert sizes == [2 * 512 * 32]
 
 
+@pytest.mark.parametrize("sinks", [None, torch.tensor([0.0, 1.0, -1.0, 3.0])])
 @pytest.mark.parametrize("bias", [False, True])
-def test_step_is_the_last_row(bias):
+def test_step_is_the_last_row(bias, sinks):
     q, k, v = inputs()
     slopes = 2.0 ** -torch.arange(1, 5) if bias else None
-    expected = reference.attention(q, k, v, 8**-0.5, slopes=slopes)[:, -1:]
+    expected = reference.attention(q, k, v, 8**-0.5, slopes=slopes, sinks=sinks)[:, -1:]
     order = torch.randperm(37, generator=torch.Generator().manual_seed(2))
     bias_HS = None if slopes is None else -slopes[:, None] * (36 - order)
-    torch.testing.assert_close(attention_step(q[:, -1:], k[:, order], v[:, order], bias_HS=bias_HS), expected)
+    step = attention_step(q[:, -1:], k[:, order], v[:, order], bias_HS=bias_HS, sinks=sinks)
+    torch.testing.assert_close(step, expected)
 
 
 def test_entropy_runs_from_certainty_to_uniform():
@@ -179,6 +188,8 @@ def test_entropy_runs_from_certainty_to_uniform():
         (lambda q, k, v: attention(q, k[:, :5], v[:, :5]), "k has 5 tokens where q has 37"),
         (lambda q, k, v: attention(q, k.float(), v), "share a dtype"),
         (lambda q, k, v: attention(q, k, v, slopes=torch.ones(2)), "one per query head"),
+        (lambda q, k, v: attention(q, k, v, sinks=torch.ones(2)), r"sinks \[2\] must be one per query head, \[4\]"),
+        (lambda q, k, v: attention_step(q[:, :1], k, v, sinks=torch.ones(2)), "one per query head"),
         (lambda q, k, v: attention(q, k, v, slopes=[1.0] * 4), r"slopes must be a torch\.Tensor, not list"),
         (lambda q, k, v: attention(q, k, v, segments=torch.zeros(2, 5).long()), r"segments \(2, 5\) must be"),
         (lambda q, k, v: attention_step(q[:, :1], k[1:], v[1:]), "must be"),
@@ -238,10 +249,10 @@ def test_kernels_on_a_gpu(options, dtype):
     torch.compiler.reset()
     T = 256
     low = [x.detach().cuda().requires_grad_() for x in inputs(T=T, K=64, V=64, dtype=dtype)]
-    made = {k: x.cuda() if isinstance(x, torch.Tensor) else x for k, x in spelled_out(options, T=T).items()}
+    made = {k: x.detach().cuda() if isinstance(x, torch.Tensor) else x for k, x in spelled_out(options, T=T).items()}
     high = [x.detach().double().requires_grad_() for x in low]
     true = reference.attention(*high, 0.125, **made)
-    plain = eager.attention(*low, 0.125, *(made.get(name) for name in ("window", "slopes", "segments")))
+    plain = eager.attention(*low, 0.125, *(made.get(name) for name in ("window", "slopes", "segments", "sinks")))
     ours = attention(*low, scale=0.125, **made)
     do = torch.randn(true.shape, generator=torch.Generator().manual_seed(1)).cuda()
     truth, eagers, kernels = (

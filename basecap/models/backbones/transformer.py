@@ -5,11 +5,15 @@ from functools import partial
 
 from basecap.mixers import LayerSpec, Scheme, small_normal
 from basecap.models.backbones._contract import Backbone, backbone
-from basecap.models.feed_forward import FeedForward, gated_inner
+from basecap.models.feed_forward import FeedForward, gated_inner, narrow_inner
 
 
 def _geglu(layer: LayerSpec) -> FeedForward:
     return FeedForward("geglu", layer, gated_inner(layer.hidden))
+
+
+def _narrow_geglu(layer: LayerSpec) -> FeedForward:
+    return FeedForward("geglu", layer, narrow_inner(layer.hidden))
 
 
 def _gelu(scheme: Scheme, layer: LayerSpec) -> FeedForward:
@@ -37,6 +41,16 @@ def transformer_plus_plus_absolute() -> Backbone:
         transformer_plus_plus(),
         summary="RMSNorm before mixer and GeGLU, learned absolute positions",
         positions="learned",
+    )
+
+
+@backbone("transformer++ narrow")
+def transformer_plus_plus_narrow() -> Backbone:
+    """The same with a GeGLU of 7/3 the width instead of 8/3."""
+    return replace(
+        transformer_plus_plus(),
+        summary="RMSNorm before mixer and GeGLU of width 7/3, which leaves a matrix of the width for the mixer",
+        feed_forward=_narrow_geglu,
     )
 
 

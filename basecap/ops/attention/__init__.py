@@ -1,4 +1,4 @@
-"""Causal softmax attention: full, sliding-window, with ALiBi, with grouped heads, over packed segments."""
+"""Causal softmax attention: full, sliding-window, with ALiBi, sinks, grouped heads, over packed segments."""
 
 import torch
 import torch.nn.functional as F
@@ -26,6 +26,7 @@ def attention(
     window: int | None = None,
     slopes: Tensor | None = None,
     segments: Tensor | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Causal attention o_t = sum_s softmax_s(scale * q_t.k_s - slope * (t - s)) v_s.
 
@@ -37,18 +38,20 @@ def attention(
         window: a query sees the last `window` positions, itself included; None: all before it.
         slopes: [H], ALiBi slopes (arXiv 2108.12409); None: no bias.
         segments: int64 [B, T], see `Mixer.forward`.
+        sinks: [H], a score of every head that joins the denominator of each softmax alone; None: no such term.
 
     Returns:
         [B, T, H, V] in the dtype of q, or in autocast's where SDPA runs without slopes. Full attention runs on
-        PyTorch's SDPA; on a GPU the other forms run on FlexAttention, elsewhere as blocks of SDPA with a mask.
+        PyTorch's SDPA; on a GPU the other forms but sinks run on FlexAttention, elsewhere as blocks of SDPA with a
+        mask.
 
     Raises:
         ConfigError: shapes, dtypes or devices that do not match, an invalid scale, or a window below 1.
     """
-    scale, window, slopes = _check(q_BTHK, k_BTGK, v_BTGV, scale, window, slopes, segments)
+    scale, window, slopes = _check(q_BTHK, k_BTGK, v_BTGV, scale, window, slopes, segments, sinks)
     plain = window is None and slopes is None and segments is None
-    run = FAMILIES[choose("attention", "auto", FAMILIES, q_BTHK, v_BTGV, plain)]
-    o_BTHV: Tensor = run.attention(q_BTHK, k_BTGK, v_BTGV, scale, window, slopes, segments)
+    run = FAMILIES[choose("attention", "auto", FAMILIES, q_BTHK, v_BTGV, plain, sinks is not None)]
+    o_BTHV: Tensor = run.attention(q_BTHK, k_BTGK, v_BTGV, scale, window, slopes, segments, sinks)
     return o_BTHV
 
 
@@ -60,23 +63,30 @@ def influence(
     window: int | None = None,
     slopes: Tensor | None = None,
     segments: Tensor | None = None,
+    sinks: Tensor | None = None,
 ) -> Influence:
     """Return the attention distribution of every query head, the factors in front of the values of `attention`.
 
     The arguments are those of `attention`, except the values; raises ConfigError as it does.
     """
-    scale, window, slopes = _check(q_BTHK, k_BTGK, k_BTGK, scale, window, slopes, segments)
+    scale, window, slopes = _check(q_BTHK, k_BTGK, k_BTGK, scale, window, slopes, segments, sinks)
     (q, k), (B, T, H, _) = wide(q_BTHK, k_BTGK), q_BTHK.shape
 
     def factors(heads: slice) -> Tensor:
-        own = None if slopes is None else slopes[heads]
-        return reference.weights(q[:, :, heads], of_heads(k, heads, H), scale, window, own, segments)
+        own, ends = (None if x is None else x[heads] for x in (slopes, sinks))
+        return reference.weights(q[:, :, heads], of_heads(k, heads, H), scale, window, own, segments, ends)
 
     return Influence(shape=(B, H, T), device=q.device, factors=factors)
 
 
 def attention_step(
-    q_B1HK: Tensor, k_BSGK: Tensor, v_BSGV: Tensor, *, scale: float | None = None, bias_HS: Tensor | None = None
+    q_B1HK: Tensor,
+    k_BSGK: Tensor,
+    v_BSGV: Tensor,
+    *,
+    scale: float | None = None,
+    bias_HS: Tensor | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Attend from one query to every key of a cache, o = sum_s softmax_s(scale * q.k_s + bias_s) v_s.
 
@@ -86,6 +96,7 @@ def attention_step(
         v_BSGV: values.
         scale: positive factor of the scores; 1/sqrt(K) when None.
         bias_HS: added to the scores.
+        sinks: [H], see `attention`.
 
     Returns:
         [B, 1, H, V] in the dtype of q, or in autocast's without a bias.
@@ -102,12 +113,16 @@ def attention_step(
         check_floating({"bias": bias_HS})
         if bias_HS.shape != (H, k_BSGK.shape[1]):
             raise ConfigError(f"bias {list(bias_HS.shape)} must be [H, S] = {[H, k_BSGK.shape[1]]}.")
-    check_devices({"q": q_B1HK, "k": k_BSGK, "v": v_BSGV, "bias": bias_HS})
+    _check_sinks(sinks, H)
+    check_devices({"q": q_B1HK, "k": k_BSGK, "v": v_BSGV, "bias": bias_HS, "sinks": sinks})
+    grouped, V = eager.differ(H, k_BSGK.shape[2]), v_BSGV.shape[3]
+    if sinks is not None:
+        q_B1HK, k_BSGK, v_BSGV = eager.with_sinks(q_B1HK, k_BSGK, v_BSGV, scale, sinks)
+        bias_HS = None if bias_HS is None else F.pad(bias_HS, (1, 0))
     q, k, v = (x.transpose(1, 2) for x in (q_B1HK, k_BSGK, v_BSGV))
-    grouped = eager.differ(q_B1HK.shape[2], k_BSGK.shape[2])
     if bias_HS is not None:
-        return eager.biased(q, k, v, bias_HS[None, :, None], scale, grouped).transpose(1, 2)
-    return F.scaled_dot_product_attention(q, k, v, scale=scale, enable_gqa=grouped).transpose(1, 2)
+        return eager.biased(q, k, v, bias_HS[None, :, None], scale, grouped)[..., :V].transpose(1, 2)
+    return F.scaled_dot_product_attention(q, k, v, scale=scale, enable_gqa=grouped)[..., :V].transpose(1, 2)
 
 
 def _check(
@@ -118,6 +133,7 @@ def _check(
     window: int | None,
     slopes: Tensor | None,
     segments: Tensor | None,
+    sinks: Tensor | None,
 ) -> tuple[float, int | None, Tensor | None]:
     """Return scale, window and slopes in their final form; raises ConfigError for what does not fit."""
     _check_keys(q, k, v)
@@ -134,8 +150,17 @@ def _check(
         # Their products with distances must be as exact as the scores.
         slopes = slopes.to(torch.promote_types(q.dtype, torch.float32))
     check_segments(segments, (B, T))
-    check_devices({"q": q, "k": k, "v": v, "slopes": slopes, "segments": segments})
+    _check_sinks(sinks, H)
+    check_devices({"q": q, "k": k, "v": v, "slopes": slopes, "segments": segments, "sinks": sinks})
     return scale, None if window is None or window >= T else int(window), slopes
+
+
+def _check_sinks(sinks: Tensor | None, heads: int) -> None:
+    if sinks is None:
+        return
+    check_floating({"sinks": sinks})
+    if sinks.shape != (heads,):
+        raise ConfigError(f"sinks {list(sinks.shape)} must be one per query head, [{heads}].")
 
 
 def _check_keys(q_BTHK: Tensor, k_BSGK: Tensor, v_BSGV: Tensor) -> None:

@@ -9,7 +9,11 @@ from basecap.ops._dispatch import without_autocast
 RUNS, BACKEND = "PyTorch's SDPA", "eager"
 
 
-def supports(q_BTHK: Tensor, v_BTGV: Tensor, plain: bool) -> None:
+#: Channels that `with_sinks` adds: kernels on a GPU take multiples of 8 only.
+EXTRA = 8
+
+
+def supports(q_BTHK: Tensor, v_BTGV: Tensor, plain: bool, sinks: bool) -> None:
     """Return None: this runs everywhere."""
 
 
@@ -21,15 +25,22 @@ def attention(
     window: int | None,
     slopes: Tensor | None,
     segments: Tensor | None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
-    """Return [B, T, H, V]; memory O(T) for plain attention, O(T * window) with a window, O(T^2) otherwise."""
+    """Return [B, T, H, V]; memory O(T) for plain attention, O(T * window) with a window, O(T^2) otherwise.
+
+    With sinks a window takes O(T^2) too: blocks along it do not see the sink in front.
+    """
+    (T, V), ahead = (q_BTHK.shape[1], v_BTGV.shape[3]), 0
+    if sinks is not None:
+        q_BTHK, k_BTGK, v_BTGV = with_sinks(q_BTHK, k_BTGK, v_BTGV, scale, sinks)
+        q_BTHK, ahead = F.pad(q_BTHK, (0, 0, 0, 0, 1, 0)), 1  # a query for the sink, so that the mask stays causal
     grouped = differ(q_BTHK.shape[2], k_BTGK.shape[2])
     q, k, v = (x.transpose(1, 2) for x in (q_BTHK, k_BTGK, v_BTGV))
     if window is None and slopes is None and segments is None:
         o_BHTV = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=grouped)
-        return o_BHTV.transpose(1, 2)
-    T = q_BTHK.shape[1]
-    if window is not None and 2 * window < T and slopes is None:
+        return o_BHTV[:, :, ahead:, :V].transpose(1, 2)
+    if window is not None and 2 * window < T and slopes is None and sinks is None:
         return _blocks(q_BTHK, k_BTGK, v_BTGV, scale, window, segments)
     t = torch.arange(T, device=q.device)
     distance = t[:, None] - t[None, :]
@@ -38,10 +49,29 @@ def attention(
         visible = visible & (distance < window)
     if segments is not None:
         visible = visible & (segments[:, :, None] == segments[:, None, :])[:, None]
+    visible = F.pad(visible, (ahead, 0, ahead, 0), value=True)
     if slopes is None:
-        return F.scaled_dot_product_attention(q, k, v, visible, scale=scale, enable_gqa=grouped).transpose(1, 2)
-    bias = (-slopes[:, None, None] * distance).masked_fill(~visible, float("-inf"))
-    return biased(q, k, v, bias, scale, grouped).transpose(1, 2)
+        o_BHTV = F.scaled_dot_product_attention(q, k, v, visible, scale=scale, enable_gqa=grouped)
+    else:
+        slant = F.pad(-slopes[:, None, None] * distance, (ahead, 0, ahead, 0))
+        o_BHTV = biased(q, k, v, slant.masked_fill(~visible, float("-inf")), scale, grouped)
+    return o_BHTV[:, :, ahead:, :V].transpose(1, 2)
+
+
+def with_sinks(
+    q_BTHK: Tensor, k_BSGK: Tensor, v_BSGV: Tensor, scale: float, sinks_H: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return q, k and v with one more key in front: its score is the head's sink, its value is 0.
+
+    Queries have the sink in a channel of their own, because heads may share keys. Values get as many channels as keys
+    where they had as many, since only then SDPA has fast kernels.
+    """
+    own = F.pad((sinks_H / scale).to(q_BTHK.dtype)[:, None], (0, EXTRA - 1))
+    q = torch.cat([q_BTHK, own.expand(*q_BTHK.shape[:3], EXTRA)], dim=-1)
+    key = F.pad(k_BSGK.new_ones(k_BSGK.shape[0], 1, k_BSGK.shape[2], 1), (k_BSGK.shape[3], EXTRA - 1))
+    k = torch.cat([key, F.pad(k_BSGK, (0, EXTRA))], dim=1)
+    more = EXTRA if v_BSGV.shape[3] == k_BSGK.shape[3] else 0
+    return q, k, F.pad(v_BSGV, (0, more, 0, 0, 1, 0))
 
 
 def differ(heads: int, groups: int) -> bool:

@@ -13,8 +13,9 @@ def weights(
     window: int | None = None,
     slopes: Tensor | None = None,
     segments: Tensor | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
-    """Return the attention distribution [B, H, T, T]."""
+    """Return the attention distribution [B, H, T, T]; with sinks its sums are below 1."""
     B, T, H, _ = q_BTHK.shape
     k_BTHK = k_BTGK.repeat_interleave(H // k_BTGK.shape[2], dim=2)
     # Autocast would round the scores.
@@ -29,7 +30,11 @@ def weights(
         visible = visible & (distance < window)
     if segments is not None:
         visible = visible & (segments[:, :, None] == segments[:, None, :])
-    return scores_BHTT.masked_fill(~visible[:, None], float("-inf")).softmax(-1)
+    scores_BHTT = scores_BHTT.masked_fill(~visible[:, None], float("-inf"))
+    if sinks is None:
+        return scores_BHTT.softmax(-1)
+    sinks_BHT1 = sinks.to(scores_BHTT.dtype)[:, None, None].expand(*scores_BHTT.shape[:3], 1)
+    return torch.cat([scores_BHTT, sinks_BHT1], dim=-1).softmax(-1)[..., :-1]
 
 
 def attention(
@@ -40,10 +45,12 @@ def attention(
     window: int | None = None,
     slopes: Tensor | None = None,
     segments: Tensor | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Return [B, T, H, V]."""
     v_BTHV = v_BTGV.repeat_interleave(q_BTHK.shape[2] // v_BTGV.shape[2], dim=2)
-    return torch.einsum("bhts,bshv->bthv", weights(q_BTHK, k_BTGK, scale, window, slopes, segments), v_BTHV)
+    factors_BHTT = weights(q_BTHK, k_BTGK, scale, window, slopes, segments, sinks)
+    return torch.einsum("bhts,bshv->bthv", factors_BHTT, v_BTHV)
 
 
 def entropy(weights_BHTT: Tensor) -> Tensor:

@@ -12,10 +12,12 @@ RUNS, BACKEND = "FlexAttention", None
 BLOCK = 128
 
 
-def supports(q_BTHK: Tensor, v_BTGV: Tensor, plain: bool) -> str | None:
+def supports(q_BTHK: Tensor, v_BTGV: Tensor, plain: bool, sinks: bool) -> str | None:
     """Return why FlexAttention does not run here, or None; `plain`: neither window nor slopes nor segments."""
     if plain:
         return "full attention is faster on SDPA"
+    if sinks:
+        return "sinks are a key of their own, which only SDPA takes"
     if not q_BTHK.is_cuda:
         return "FlexAttention has no backward off the GPU"
     if q_BTHK.dtype == torch.float64:
@@ -78,6 +80,7 @@ def attention(
     window: int | None,
     slopes: Tensor | None,
     segments: Tensor | None,
+    sinks: None = None,
 ) -> Tensor:
     """Return [B, T, H, V]; memory O(T)."""
     mask = block_mask(q_BTHK.shape[0], q_BTHK.shape[1], window, segments, q_BTHK.device)
