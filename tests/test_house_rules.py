@@ -55,6 +55,7 @@ CIRCLES: dict[tuple[str, str], str] = {}
 LONG: dict[tuple[str, str], str] = {}
 MANY: dict[tuple[str, str], str] = {
     ("basecap/cli/commands.py", "run"): "an argument is an option of the command",
+    ("basecap/cli/commands.py", "eval_"): "an argument is an option of the command",
     ("basecap/cli/bench.py", "bench_models"): "an argument is an option of the command",
     ("basecap/cli/bench.py", "bench_generate"): "an argument is an option of the command",
     ("basecap/ops/top1_chunk/__init__.py", "top1_chunk"): "the public kernel: tensors, packing and choice are one call",

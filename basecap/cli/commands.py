@@ -229,11 +229,14 @@ def eval_(
     device: Device = None,
     per_device: PerDevice = 1,
     executor: ExecutorName = "local",
+    slurm: SlurmSettings = None,
+    ray: RaySettings = None,
 ) -> None:
     """Run missing evaluations on stored weights, without training, then write the report."""
     from basecap.records import RunRecords, StudyRecords
     from basecap.records.evaluation_points import parse_at
 
+    tuned = executor_settings(executor, {"slurm": slurm, "ray": ray})
     points = None if at is None else parse_at(at)
     directory = RunRecords(path).study if RunRecords(path).info() is not None else path
     StudyRecords(directory).study()
@@ -242,7 +245,7 @@ def eval_(
     from basecap.run.executors import Resources
     from basecap.run.stored_weights import evaluate_directory
 
-    on = Resources(device=device, per_device=per_device, executor=executor)
+    on = Resources(device=device, per_device=per_device, executor=executor, settings=tuned)
     failed = evaluate_directory(path, add=add, at=points, only=only, on=on, plugins=plugin, log=log)
     if failed is None:  # a worker of torchrun: only the leader reports
         return

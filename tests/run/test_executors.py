@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from basecap.cli.commands import app
 from basecap.data.tokenizer import byte_tokenizer
 from basecap.errors import ConfigError
 from basecap.plan.runs import plan_runs
@@ -104,6 +105,24 @@ def test_an_executor_of_a_plugin_trains_and_evaluates_a_study(study_file, tmp_pa
     said.clear()
     assert evaluate_directory(out, add=(), at=None, only=(), on=on, **given) == 0
     assert said[0] == "mine runs on ['cpu']"
+
+
+@pytest.mark.parametrize("name", ["slurm", "ray"])
+def test_run_and_eval_take_the_settings_of_an_executor(name, study_file, tmp_path, monkeypatch):
+    taken = []
+
+    def take(*arguments, on, **options):
+        taken.append((on.executor, on.settings))
+
+    monkeypatch.setattr("basecap.run.execute.execute", take)
+    monkeypatch.setattr("basecap.run.stored_weights.evaluate_directory", take)
+    StudyRecords(tmp_path / "out").create({"name": "tiny"})
+    commands = [["run", str(study_file)], ["eval", str(tmp_path / "out")]]
+    for words in commands:
+        app([*words, "--executor", name, f"--{name}", "a=1, b=2"], standalone_mode=False)
+        with pytest.raises(ConfigError, match=rf"^--{name} has settings of executor {name}; add --executor {name}\.$"):
+            app([*words, f"--{name}", "a=1"], standalone_mode=False)
+    assert taken == [(name, {"a": "1", "b": "2"})] * 2
 
 
 @pytest.mark.parametrize("per_device", [2, "auto"])

@@ -1,5 +1,6 @@
 """Executor ray on a cluster of two nodes on this machine: a lost node, Ctrl-C, records that come back."""
 
+import contextlib
 import os
 import signal
 import tempfile
@@ -13,7 +14,7 @@ import pytest
 import yaml
 
 from basecap.errors import ConfigError, Interrupted
-from basecap.records import StudyRecords
+from basecap.records import RunRecords, StudyRecords
 from basecap.run.execute import execute
 from basecap.run.executors import Resources
 from basecap.run.executors._packages import pack, put
@@ -29,9 +30,14 @@ pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::Futu
 LONG = {"tokens": 20_480, "eval_every": 10_240, "checkpoint_every": 2560}
 
 
-def run(file: Path, out: Path, on: Resources) -> list[str]:
+def run(file: Path, out: Path, on: Resources, heard: Callable[[str], None] = lambda line: None) -> list[str]:
     config, said = load_study(str(file)), []
-    infos = execute(config, out, only=select(config, []), on=on, plugins=(), log=said.append)
+
+    def log(line: str) -> None:
+        said.append(line)
+        heard(line)
+
+    infos = execute(config, out, only=select(config, []), on=on, plugins=(), log=log)
     assert [info.status for info in infos] == ["finished"] * 2
     return said
 
@@ -108,8 +114,12 @@ def children(pid: int) -> list[int]:
 
 
 def test_an_interrupted_command_resumes_with_the_records_that_came_back(file, local, cluster):
-    """The tasks work in directories of their own: neither node sees that of the study."""
-    out = file.parent / "returned"
+    """The tasks work in directories of their own: neither node sees that of the study, so the command locks its runs.
+
+    The second command waits for a run that another one has locked.
+    """
+    out, locked = file.parent / "returned", []
+    study = StudyRecords(out)
     settings = {"address": cluster.address, "records": "returned"}
     on = Resources(device="cpu", executor="ray", settings=settings)
 
@@ -119,6 +129,7 @@ def test_an_interrupted_command_resumes_with_the_records_that_came_back(file, lo
 
     def interrupt() -> None:
         wait_until(at_work)
+        locked.extend(name for name in ("transformer++", "window 4") if study.is_claimed(study.run(name, 0)))
         os.kill(os.getpid(), signal.SIGINT)
 
     thread = threading.Thread(target=interrupt)
@@ -128,7 +139,11 @@ def test_an_interrupted_command_resumes_with_the_records_that_came_back(file, lo
     thread.join()
     stopped = in_training(out)
     assert stopped and all((out / "runs" / name / "resume").is_dir() for name in stopped)
-    run(file, out, on)
+    assert len(locked) == 2 and not study.busy
+    other, waits = contextlib.ExitStack(), "waiting for another command that trains "
+    assert other.enter_context(study.claimed(RunRecords(out / "runs" / stopped[0])))
+    said = run(file, out, on, lambda line: other.close() if line.startswith(waits) else None)
+    assert sum(line.startswith(waits) for line in said) == 1
     assert results(out) == local
 
 

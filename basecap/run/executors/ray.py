@@ -9,7 +9,7 @@ Options of `--ray`:
               has GPUs and --device is not cpu
     retries   how often a task is tried again whose node or process was lost; 3 by default
     records   shared where all nodes see the study's directory, the default; returned where records, checkpoints and
-              prepared text travel through Ray
+              prepared text travel through Ray, and the command locks its runs until they are back
 """
 
 import contextlib
@@ -121,6 +121,8 @@ class RayExecutor(Executor):
         self.key = uuid.uuid4().hex
         self._held = contextlib.ExitStack()
         self._running: dict[Any, Errand] = {}
+        #: Locks of the runs whose records come back, until they are here; no node sees them.
+        self._claims: dict[str, contextlib.ExitStack] = {}
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -211,6 +213,8 @@ class RayExecutor(Executor):
     ) -> Iterator[tuple[int, Answer | None]]:
         """Yield the number of each item with the answer of its task, None for a lost one, as they end.
 
+        Where records come back, a run that another command works on is not trained: its answer is empty.
+
         Args:
             job: a function of `_ray_tasks`.
             items: what it is called with.
@@ -225,6 +229,9 @@ class RayExecutor(Executor):
         study = ray.put(pack(out, READ)) if returned else None
         numbers = {}
         for number, (item, run) in enumerate(zip(items, runs, strict=True)):
+            if returned and run and not self._claim(run, wait=job is _ray_tasks.evaluate):
+                yield number, Answer()
+                continue
             errand = Errand(key=self.key, execution=self._shared, directory=Path.cwd(), job=job, item=item, run=run)
             files = pack(out / run, os.listdir(out / run)) if returned and run and (out / run).exists() else None
             started = task.remote(pickle.dumps(errand), study, files)
@@ -237,25 +244,35 @@ class RayExecutor(Executor):
                 raise Interrupted(signal.SIGINT)  # cancelled by someone else
             yield from answers
 
+    def _claim(self, below: str, *, wait: bool) -> bool:
+        """Lock a run until its task has ended; return False where another command works on it."""
+        records = self.runtime.records
+        with contextlib.ExitStack() as held:
+            mine = held.enter_context(records.claimed(RunRecords(records.path / below), wait))
+            if mine:
+                self._claims[below] = self._held.enter_context(held.pop_all())
+        return mine
+
     def _answer(self, task: Any, errand: Errand) -> Answer | None:
         """Return the answer of a task, waiting for it, and write the files that came back; None for a lost one."""
         errors = self.ray.exceptions
-        try:
-            answer: Answer = pickle.loads(self.ray.get(task))
-        except errors.RayTaskError as error:
-            raise error.cause from None
-        except errors.TaskCancelledError:  # before it began
-            return Answer(stopped=True)
-        except errors.RayError:
-            return None
-        finally:
-            del self._running[task]
-        if answer.package is not None:
-            out = self.runtime.records.path
-            records = RunRecords(out / errand.run, self.runtime.records.place)
-            records.refuse_left()
-            put(answer.package, records.path, out, all_of_it=errand.job is _ray_tasks.train)
-        return answer
+        with self._claims.pop(errand.run, contextlib.ExitStack()):
+            try:
+                answer: Answer = pickle.loads(self.ray.get(task))
+            except errors.RayTaskError as error:
+                raise error.cause from None
+            except errors.TaskCancelledError:  # before it began
+                return Answer(stopped=True)
+            except errors.RayError:
+                return None
+            finally:
+                del self._running[task]
+            if answer.package is not None:
+                out = self.runtime.records.path
+                records = RunRecords(out / errand.run, self.runtime.records.place)
+                records.refuse_left()
+                put(answer.package, records.path, out, all_of_it=errand.job is _ray_tasks.train)
+            return answer
 
     def _note_waiting(self, resources: Mapping[str, float]) -> None:
         """Log where no node has room for a task: a cluster may start one, else the tasks wait for ever."""
