@@ -35,7 +35,14 @@ Beside the ops are parts that several of them share: `_recurrence` (ops with a s
 (activation checkpointing), `_launch` and `kernels_shared`.
 """
 
-from basecap.ops._dispatch import IMPLEMENTATIONS, choose, recorded, unsupported_by_triton, without_autocast
+from basecap.ops._dispatch import (
+    IMPLEMENTATIONS,
+    choose,
+    recorded,
+    unsupported_by_triton,
+    without_autocast,
+    without_numba,
+)
 from basecap.ops._influence import Influence
 from basecap.ops._saved import keep_choice, keep_products
 from basecap.ops._shapes import check_devices, check_segments
@@ -70,4 +77,5 @@ __all__ = [
     "top1_element_weights",
     "unsupported_by_triton",
     "without_autocast",
+    "without_numba",
 ]

@@ -33,6 +33,9 @@ logger = logging.getLogger("basecap.ops")
 #: For each op, what has run since this dict was last cleared, and why nothing faster did.
 IMPLEMENTATIONS: dict[str, str] = {}
 
+#: Backends that "auto" does not choose now, see `without_numba`.
+_left_out: list[Backend] = []
+
 #: Separates the entries of an op that ran in several ways, for example in training and in decoding.
 ALSO = " | "
 
@@ -138,6 +141,16 @@ def _unsupported(device: torch.device, dtype: torch.dtype, shared: int) -> str |
     return None
 
 
+@contextmanager
+def without_numba() -> Iterator[None]:
+    """Run no kernels for the CPU in this block, which take seconds to compile, except where the caller forces them."""
+    _left_out.append("numba")
+    try:
+        yield
+    finally:
+        _left_out.pop()
+
+
 @constant_result
 def unsupported_by_numba(device: torch.device, dtype: torch.dtype) -> str | None:
     """Return why kernels for the CPU cannot run on such tensors, or None."""
@@ -190,7 +203,7 @@ def choose(
     x: Tensor = given[0]
     refused: dict[str, str] = {}
     for name, family in families.items():
-        if backend not in ("auto", family.BACKEND):
+        if backend not in ("auto", family.BACKEND) or (backend == "auto" and family.BACKEND in _left_out):
             continue
         # Triton's interpreter takes tensors of the CPU, but only if it is asked to.
         avoided = backend == "auto" and family.BACKEND == "triton"

@@ -24,6 +24,11 @@ class Watch(TorchDispatchMode):
         self.dtype: torch.dtype | None = None
         self.place = ""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Return False: PyTorch would import its compiler, which takes seconds, to keep it out of this mode."""
+        return False
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:

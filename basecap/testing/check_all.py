@@ -4,6 +4,7 @@ import math
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from basecap.errors import ConfigError
 from basecap.mixers import ARCHITECTURES
 from basecap.models import BACKBONES
 from basecap.names import split_backbone
+from basecap.ops import without_numba
 from basecap.registry import Registry
 from basecap.system.progress import progress
 from basecap.testing._harness import BATCH
@@ -35,7 +37,8 @@ def check_all(
             architectures and all ops.
         device: where to run; ops are tested in every implementation that runs there, which the result names.
         on_rows: called with the rows of each subject as it is checked, so that an interruption loses no earlier rows.
-        longest: length of the long test sequence, for causality and decoding.
+        longest: length of the long test sequence, for causality and decoding; with none (0), mixers run plain PyTorch
+            on a CPU, whose kernels take seconds to compile and have the test of their op.
         tasks: registered tasks.
 
     Returns:
@@ -90,15 +93,19 @@ def covered(longest: int = LONGEST) -> str:
     """Return a sentence with what mixers were checked on: rows, lengths, dtypes, inputs and indices of layers."""
     dtypes = ", ".join(str(dtype).removeprefix("torch.") for dtype in (torch.float64, *DTYPES))
     own = f"{BATCH} rows of {LENGTH} tokens, normal inputs, {dtypes}, layer index 0"
-    further = f"; causality and decoding also on 1 row of {longest:,} tokens, layer index 1"
-    further = further if longest > LENGTH else f" (--thorough adds 1 row of {LONGEST:,} tokens, layer index 1)"
+    thorough = longest > LENGTH
+    more = f"1 row of {longest if thorough else LONGEST:,} tokens, layer index 1"
+    further = (
+        f"; causality and decoding also on {more}" if thorough else f" (--thorough adds {more}, and a CPU's kernels)"
+    )
     study = "`basecap run` proves a mixer from a plugin in the sizes of its study, see the report"
     return f"mixers were checked on {own}{further}. {study}."
 
 
 def _mixer_rows(name: str, device: torch.device, longest: int) -> Iterator[dict[str, Any]]:
     try:
-        checks = check_mixer(name, device=device, longest=longest).checks
+        with nullcontext() if longest > LENGTH else without_numba():
+            checks = check_mixer(name, device=device, longest=longest).checks
     except ConfigError as error:  # a mixer that cannot be built fails; the others are still checked
         yield {"subject": name, "check": "runs", "error": None, "allowed": None, "result": str(error)}
         return

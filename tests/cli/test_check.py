@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from typer.testing import CliRunner
 
 from basecap.cli import app
 from basecap.errors import ConfigError
+from basecap.ops import choose
 from basecap.testing import check_all
 from basecap.testing.new_mixer import write_mixer
 
@@ -55,9 +57,24 @@ def test_passes_are_one_row_and_failures_come_last(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(check_all, "_mixer_rows", lambda *arguments: rows(*arguments) * 3)
     done = CliRunner().invoke(app, ["check", "--device", "cpu", "--mixer=rwkv-7", "--mixer=mamba-1"])
     table = done.stdout.splitlines()[2:]
-    assert done.exit_code == 1 and "(--thorough adds 1 row of 1,100 tokens, layer index 1)." in done.output
+    assert done.exit_code == 1
+    assert "(--thorough adds 1 row of 1,100 tokens, layer index 1, and a CPU's kernels)." in done.output
     assert table[0].split() == ["mamba-1", "3", "checks", "–", "–", "passed"]
     assert len(table) == 4 and all(line.startswith("rwkv-7 ") and line.endswith("it errs") for line in table[1:])
+
+
+def test_mixers_compile_kernels_for_the_cpu_only_if_thorough(monkeypatch: pytest.MonkeyPatch):
+    families = {name: SimpleNamespace(RUNS=name, BACKEND=name, supports=lambda x: None) for name in ("numba", "eager")}
+    ran = []
+
+    def check_mixer(*given: object, **options: object) -> SimpleNamespace:
+        ran.extend(choose("an op", backend, families, torch.ones(1)) for backend in ("auto", "numba"))
+        return SimpleNamespace(checks=[])
+
+    monkeypatch.setattr(check_all, "check_mixer", check_mixer)
+    for longest in (0, check_all.LONGEST):
+        check_all.check_all(["hyena"], torch.device("cpu"), lambda rows: list(rows), longest=longest)
+    assert ran == ["eager", "numba", "numba", "numba"]
 
 
 def test_a_plugin_that_ends_the_process_has_proved_nothing(tmp_path: Path):
