@@ -10,18 +10,21 @@ Archived records may have a file per step, an .npz of these arrays. They are rea
 
 import contextlib
 import json
+import os
 import struct
 import zipfile
 import zlib
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from basecap.errors import DataError
 from basecap.records.arrays import read_arrays
 from basecap.system.files import append, read, replacing
+from basecap.system.foreign import open_file
 
 #: Version of the format.
 SCHEMA = 1
@@ -80,6 +83,8 @@ class History:
 def append_losses(path: Path, step: int, losses: dict[str, DocumentLosses]) -> None:
     """Append the losses at a step, and the documents where they are others than before: all or nothing.
 
+    Of what is there, the headers are read, and the last block of each kind.
+
     Raises:
         DataError: the file cannot be written or is damaged.
     """
@@ -88,13 +93,11 @@ def append_losses(path: Path, step: int, losses: dict[str, DocumentLosses]) -> N
     columns = [getattr(part, name).astype("<i8") for name in ("tokens", "bytes", "clusters") for part in parts]
     documents = json.dumps(head).encode() + b"\n" + b"".join(column.tobytes() for column in columns)
     nats = b"".join(part.nats.astype("<f8").tobytes() for part in parts)
-    end, known = 0, None
     with _naming_damage(path):
-        for block in _blocks(read(path, LARGEST) or b""):
-            end = block.end
-            known = block.content if block.kind == DOCUMENTS else known
-    new = b"" if known == documents else _block(DOCUMENTS, 0, documents)
-    append(path, new + _block(NATS, step, nats), end)
+        last = _last_blocks(path)
+    known = DOCUMENTS in last and last[DOCUMENTS].content == documents
+    new = b"" if known else _block(DOCUMENTS, 0, documents)
+    append(path, new + _block(NATS, step, nats), max((block.end for block in last.values()), default=0))
 
 
 def read_losses(path: Path, steps: Iterable[int]) -> list[History]:
@@ -141,6 +144,16 @@ def _naming_damage(path: Path) -> Iterator[None]:
         raise DataError(f"{path} is damaged ({error}); remove {_run(path)} to train it again.") from error
 
 
+class _Head(NamedTuple):
+    """What the header of a block says, and from where to where its content lies in the file."""
+
+    kind: bytes
+    step: int
+    start: int
+    end: int
+    checksum: int
+
+
 @dataclass(frozen=True)
 class _Block:
     kind: bytes
@@ -153,19 +166,49 @@ def _block(kind: bytes, step: int, content: bytes | memoryview) -> bytes:
     return HEAD.pack(kind, step, len(content), zlib.crc32(content)) + content
 
 
-def _blocks(content: bytes) -> Iterator[_Block]:
-    """Yield the finished blocks of a file; raises ValueError for a damaged one."""
-    end, whole = 0, memoryview(content)
-    while len(content) - end >= HEAD.size:
-        kind, step, size, checksum = HEAD.unpack_from(content, end)
-        start, end = end + HEAD.size, end + HEAD.size + size
+def _heads(size: int, part: Callable[[int, int], bytes | memoryview]) -> Iterator[_Head]:
+    """Yield the headers of the finished blocks of a file; raises ValueError where there is none.
+
+    Args:
+        size: of the file in bytes.
+        part: returns its content between two places.
+    """
+    end = 0
+    while size - end >= HEAD.size:
+        kind, step, length, checksum = HEAD.unpack(part(end, end + HEAD.size))
+        start, end = end + HEAD.size, end + HEAD.size + length
         if kind not in (DOCUMENTS, NATS):
             raise ValueError("a block has no header")
-        if end > len(content):
+        if end > size:
             return
-        if zlib.crc32(whole[start:end]) != checksum:
-            raise ValueError(f"a checksum of step {step} is wrong")
-        yield _Block(kind, step, whole[start:end], end)
+        yield _Head(kind, step, start, end, checksum)
+
+
+def _checked(head: _Head, content: bytes | memoryview) -> _Block:
+    """Return a block; raises ValueError where its content is damaged."""
+    if zlib.crc32(content) != head.checksum:
+        raise ValueError(f"a checksum of step {head.step} is wrong")
+    return _Block(head.kind, head.step, memoryview(content), head.end)
+
+
+def _blocks(content: bytes) -> Iterator[_Block]:
+    """Yield the finished blocks of a file; raises ValueError for a damaged one."""
+    whole = memoryview(content)
+    for head in _heads(len(content), lambda start, end: whole[start:end]):
+        yield _checked(head, whole[head.start : head.end])
+
+
+def _last_blocks(path: Path) -> dict[bytes, _Block]:
+    """Return the last finished block of each kind, none where there is no file; raises ValueError for a damaged one."""
+    if not path.exists():
+        return {}
+    with open_file(path) as file:
+
+        def part(start: int, end: int) -> bytes:
+            return os.pread(file.fileno(), end - start, start)
+
+        last = {head.kind: head for head in _heads(os.fstat(file.fileno()).st_size, part)}
+        return {kind: _checked(head, part(head.start, head.end)) for kind, head in last.items()}
 
 
 def _read(path: Path, wanted: Collection[int]) -> Iterator[History]:

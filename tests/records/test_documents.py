@@ -1,5 +1,6 @@
 """Losses of documents: one file for all points, nothing lost by a kill, every damage named."""
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -51,6 +52,19 @@ def test_documents_of_all_steps_are_one_file_that_says_once_what_they_are(path):
     np.testing.assert_array_equal(found.nats, np.tile(np.concatenate([part.nats for part in later.values()]), (3, 1)))
     append_losses(path, 4, made_up({"code": 2}, rng))  # other documents
     assert [history.nats.shape for history in read_losses(path, [2, 4])] == [(1, 100), (1, 2)]
+
+
+def test_a_point_costs_the_same_however_many_there_are(path, monkeypatch):
+    losses = made_up({"code": 500}, np.random.default_rng(0))
+    read, pread = [], os.pread
+    monkeypatch.setattr(os, "pread", lambda file, count, place: (read.append(count), pread(file, count, place))[1])
+    sizes = []
+    for step in range(20):
+        read.clear()
+        append_losses(path, step, losses)
+        sizes.append(sum(count for count in read if count > documents.HEAD.size))
+    assert sizes == [0, *19 * [sizes[1]]] and sizes[1] < path.stat().st_size / 4
+    assert len(read_losses(path, range(20))[0].steps) == 20
 
 
 def test_every_kill_while_documents_are_appended_leaves_all_before(path):
