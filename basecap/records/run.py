@@ -154,14 +154,16 @@ class RunRecords:
         self.place = place
 
     def refuse_left(self) -> None:
-        """Raise LostDirectory when the study's directory was moved, removed or replaced since the command began."""
+        """Raise LostDirectory when the study's directory was moved, removed or replaced since the command began.
+
+        So it does when another process took over the run.
+        """
         if self.place is not None:
             self.place.refuse_left()
 
     def flush(self) -> None:
-        """Flush the files of the run to the disk; raises LostDirectory when another process took over the run."""
-        if self.place is not None:
-            self.place.refuse_taken()
+        """Flush the files of the run to the disk; raises LostDirectory, as `refuse_left` does."""
+        self.refuse_left()
         with writing(self.path / "metrics.jsonl"):
             fsync_files(self.path)
 
@@ -179,10 +181,7 @@ class RunRecords:
         before, found = self.place.directory, self.place.found()
         if found is None:
             raise LostDirectory(f"{before} was removed or replaced while it was in use; no checkpoint can be written.")
-        words = f"{before} was moved to {found} while it was in use; run again with --out {found}"
-        if found == before:
-            words = f"the lock of {before} was removed while it was in use; run the same command again"
-        return RunRecords(found / self.path.relative_to(before)), words
+        return RunRecords(found / self.path.relative_to(before)), self.place.whereabouts(found)
 
     @property
     def study(self) -> Path:

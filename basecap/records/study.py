@@ -144,6 +144,7 @@ class StudyRecords:
     @contextlib.contextmanager
     def locked(self, log: Callable[[str], None] = lambda line: None) -> Iterator[None]:
         """Change what commands on this study share; waits for another process that does and says so to `log`."""
+        self.refuse_left()
         with contextlib.ExitStack() as held:
             with writing(self.path / "lock"):
                 try:
@@ -174,6 +175,11 @@ class StudyRecords:
         """Write to this directory alone, which another process works in, until this process ends."""
         self.place = Place(self.path)
 
+    def refuse_left(self) -> None:
+        """Raise LostDirectory when this directory was moved, removed or replaced since work in it began."""
+        if self.place is not None:
+            self.place.refuse_left()
+
     @contextlib.contextmanager
     def claimed(self, run: RunRecords, wait: bool = False) -> Iterator[bool]:
         """Yield whether a run is this process's alone within the context, as others neither train nor evaluate it.
@@ -182,6 +188,7 @@ class StudyRecords:
             run: one of this study.
             wait: whether to wait for another process until that is so.
         """
+        self.refuse_left()
         name = self._lock_of(run)
         with contextlib.ExitStack() as held:
             try:

@@ -164,7 +164,7 @@ def _train(run: RunSpec, runtime: Runtime, started: RunInfo, wall: WallTime) -> 
         reason = f"validation accuracy has reached {run.train.stop_at:g} (train.stop_at)"
         runtime.log(f"{run.label}: ended after step {stopped} of {run.timetable.steps}, as {reason}.")
     model = trainer.layout.whole()
-    with wall.part("evaluations"):
+    with trainer.following(run.label, stopped or run.timetable.steps), wall.part("evaluations"):
         stored = _stored(run, trainer.records, wall)
         with phase(f"{run.label}: leak test") if runtime.group.is_leader else nullcontext():
             leaks = _leak_test(model, run, runtime, context, stored)

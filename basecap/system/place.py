@@ -22,7 +22,7 @@ class Place:
             self._lock = os.open(directory / "lock", os.O_RDONLY)
             self._directory = os.open(directory, os.O_RDONLY)
         except FileNotFoundError as error:
-            raise self._lost() from error
+            raise LostDirectory(f"{self.whereabouts(None)}.") from error
 
     def close(self) -> None:
         """Close both; then the path counts as leading there."""
@@ -41,19 +41,21 @@ class Place:
             return False
 
     def refuse_left(self) -> None:
-        """Raise LostDirectory when the path leads elsewhere or nowhere, or as `refuse_taken` does."""
+        """Raise LostDirectory when the path leads elsewhere or nowhere, or another process took a lock of this one."""
+        taken = [lock.path.name for lock in self.held if lock.lost]  # as all locks are of a directory that was moved
         if self.left:
-            raise self._lost()
-        self.refuse_taken()
-
-    def refuse_taken(self) -> None:
-        """Raise LostDirectory when another process took a lock of this one."""
-        for lock in (lock for lock in self.held if lock.lost):
-            name = f"{self.directory} ({lock.path.name})"
+            raise LostDirectory(f"{self.whereabouts(self.found())}.")
+        for lock in taken:
+            name = f"{self.directory} ({lock})"
             raise LostDirectory(f"another process took over a run in {name}, as this one did not answer; run again.")
 
-    def _lost(self) -> LostDirectory:
-        return LostDirectory(f"{self.directory} was moved, removed or replaced while it was in use; run again.")
+    def whereabouts(self, found: Path | None) -> str:
+        """Return what happened to the directory and what to do, without a full stop; it is at the path `found` now."""
+        if found is None:
+            return f"{self.directory} was moved, removed or replaced while it was in use; run again"
+        if found == self.directory:
+            return f"the lock of {found} was removed while it was in use; run the same command again"
+        return f"{self.directory} was moved to {found} while it was in use; run again with --out {found}"
 
     def found(self) -> Path | None:
         """Return the present path of the directory, None where it was removed or the system does not say."""

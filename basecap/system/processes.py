@@ -99,7 +99,10 @@ class WorkerPool(Generic[S]):
                 number, worker = running.pop(future)
                 self._free.appendleft(worker)  # before those that have not started
                 left[number] -= 1
-                if left[number] and isinstance(future.exception(), WorkerKilled):
+                killed = isinstance(future.exception(), WorkerKilled)
+                if killed:
+                    worker.await_end()
+                if killed and left[number]:
                     waiting.appendleft(number)
                 else:
                     yield number, future
@@ -121,6 +124,12 @@ class _Worker:
         self.pool = ProcessPoolExecutor(1, context, _prepare_worker, (self.start,))
         self.pools.callback(self.pool.shutdown, cancel_futures=True)
         return self.pool.submit(_do, job, item)
+
+    def await_end(self) -> None:
+        """Wait until a killed process is gone: a pool reports that while the system still frees the process's locks."""
+        if self.pool is not None:
+            self.pool.shutdown()
+            self.pool = None
 
 
 #: In a worker, what it calls before its first job; empty afterwards.

@@ -164,7 +164,8 @@ def complete(partial: Path, step: int, config: ModelConfig) -> None:
 def _make(partial: Path) -> None:
     for left in partial.parent.glob(".partial-*"):  # of a killed process
         shutil.rmtree(left, ignore_errors=True)
-    partial.mkdir(parents=True)
+    partial.parent.mkdir(exist_ok=True)  # not the run's own directory, which may have been moved
+    partial.mkdir()
 
 
 def _finish(partial: Path, step: int, config: ModelConfig) -> None:

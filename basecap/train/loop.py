@@ -12,7 +12,6 @@ import math
 import signal
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Literal, NamedTuple, NoReturn
 
@@ -40,7 +39,6 @@ from basecap.train.wall_time import WallTime
 #: and returns whether the run ends here, the same value in all processes. An error in one process is raised in all, see
 #: `run_interruptible`.
 Evaluate = Callable[[LanguageModel, int, int], bool | None]
-
 
 #: Seconds between checkpoints if the study does not set `train.checkpoint_every`.
 CHECKPOINT_SECONDS = 600.0
@@ -92,7 +90,6 @@ class Trainer:
         self.graphs = GradientGraphs(self._backward) if graphed else None
         self._saved_step, self._saved_time = 0, time.monotonic()
         self._moved = ""
-        self._show: Callable[[str], None] = lambda words: None
         self._advance: Callable[..., None] = lambda amount, note="": None
         self._compiling: contextlib.AbstractContextManager[object] | None = None
         self._stepped = False
@@ -100,7 +97,7 @@ class Trainer:
 
     def note(self, words: str) -> None:
         """Show a note beside the progress until the next step, such as the current evaluation."""
-        self._show(words)
+        self._advance(0, note=words)
 
     def run(
         self,
@@ -136,16 +133,16 @@ class Trainer:
         total = timetable.trained_steps * timetable.step_tokens * self.placement.processes.is_leader
         with progress(label, total=total, unit="tokens", pauses=self._pauses) as advance:
             advance(done * timetable.step_tokens)
-            self._show, self._advance = partial(advance, 0), advance
-            if done and self._evaluate(label, evaluate, done, again=True):
-                return done
+            self._advance = advance
+            with self.following(label, done):
+                if done and self._evaluate(label, evaluate, done, again=True):
+                    return done
             for branch in timetable.branches:
                 done, ended = self._train(label, evaluate, done, branch.start)
                 if ended:
                     return done
                 self._train_branch(label, evaluate, branch, done, log)
             done, ended = self._train(label, evaluate, done, timetable.steps)
-            self._settle()
         return done if ended else None
 
     def _train(self, label: str, evaluate: Evaluate, done: int, until: int) -> tuple[int, bool]:
@@ -162,12 +159,15 @@ class Trainer:
             done, batch = done + 1, step.following
             loss = f"loss {step.loss:.3f}"
             self._advance(self.timetable.step_tokens, note=loss)
-            if step.stop:
-                self._stop(label, done)
-            if step.save or self.timetable.saves(done):
-                self._save(done)
-            if self._evaluate(label, evaluate, done):
-                return done, True
+            with self.following(label, done):
+                if step.stop:
+                    self._stop(label, done)
+                if step.save or self.timetable.saves(done):
+                    self._save(done)
+                if self._evaluate(label, evaluate, done):
+                    return done, True
+                if done == until:
+                    self._settle()
             self.note(loss)
         return done, False
 
@@ -186,17 +186,18 @@ class Trainer:
                 f"{trunk.path} has trained {done} steps, and the branch of {branch.tokens} tokens begins after "
                 f"{branch.start}; remove that branch, or give another --out."
             )
-        self._save(done)
-        self._settle()
+        with self.following(label, done):
+            self._save(done)
+            self._settle()
         group.run_on_leader(lambda: start_branch(records, branch.tokens, branch.start * tokens))
         self.records, self.timetable = records, branch
         try:
             at = self._resume(lambda words: log(f"{name}: {words}")) or done
             self._advance((at - done) * tokens)
-            if at > done:
-                self._evaluate(name, evaluate, at, again=True)
+            with self.following(name, at):
+                if at > done:
+                    self._evaluate(name, evaluate, at, again=True)
             self._train(name, evaluate, at, branch.steps)
-            self._settle()
         finally:
             self.records, self.timetable = trunk, self.trunk
         group.run_on_leader(lambda: finish_branch(records))
@@ -235,21 +236,15 @@ class Trainer:
                 if ended and not keeps:
                     group.run_on_leader(lambda: checkpoint.save_weights(self.records.weights, model, done))
                 return ended
-        except (Exception, Interrupted) as error:
-            if not isinstance(error, Interrupted) and (group.world > 1 or not self.records.left):
-                raise
+        except Interrupted:
             return None
         finally:
             self.model.train()
 
     def _stop(self, label: str, done: int) -> NoReturn:
         left = self._follow()
-        try:
+        with contextlib.suppress(CheckpointError) if left else contextlib.nullcontext():
             self._settle()
-        except CheckpointError:
-            if not left:
-                raise
-            self._saved_step = -1  # it was written where the directory was
         self._save(done)
         self._settle()
         message = f"{label}: stopped at step {done} of {self.timetable.steps} with a checkpoint"
@@ -257,6 +252,18 @@ class Trainer:
             raise LostDirectory(f"{message}, as {self._moved}.")
         message = f"{message}; run the same command again to resume." if self.placement.processes.is_leader else ""
         raise Interrupted(requested() or signal.SIGTERM, message)
+
+    @contextlib.contextmanager
+    def following(self, label: str, done: int) -> Iterator[None]:
+        """Raise LostDirectory after a block, or its error, if the study's directory moved; a checkpoint is written."""
+        alone = self.placement.processes.world == 1
+        try:
+            yield
+        except Exception:
+            if not (alone and self._follow()):
+                raise
+        if alone and self._follow():
+            self._stop(label, done)
 
     def _follow(self) -> bool:
         """Whether the study's directory was moved, where records go on then; raises LostDirectory when it is gone."""
@@ -273,8 +280,10 @@ class Trainer:
 
     def _settle(self) -> None:
         """Wait until the last checkpoint is on disk."""
+        written, self._saved_step = self._saved_step, -1  # if it fails, nothing is
         with self.wall.part("checkpoints"):
             self.layout.settle()
+        self._saved_step = written
 
     def _resume(self, log: Callable[[str], None]) -> int:
         group = self.placement.processes

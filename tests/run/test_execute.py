@@ -18,7 +18,7 @@ from torch.distributed.launcher import LaunchConfig, elastic_launch
 from basecap.errors import ConfigError, DataError, LostDirectory
 from basecap.plan.workloads import recorded_data
 from basecap.plugins import load_plugin
-from basecap.records import RunRecords, StudyRecords
+from basecap.records import StudyRecords
 from basecap.run.execute import execute
 from basecap.run.executors import Resources
 from basecap.study.config import StudyConfig, load_study, select
@@ -157,33 +157,74 @@ def lack():
     assert [len(losses(out)[name]) for name, _ in statuses] == [0, 10, 4, 10]
 
 
-@pytest.mark.parametrize("side_by_side", [1, 2])
-def test_a_study_whose_directory_is_moved_stops_and_resumes_there(study, tmp_path, side_by_side):
-    plugin, path, out, other = (tmp_path / place for place in ("mover.py", "tiny.yaml", "out", "other"))
-    name = f"mover-{side_by_side}"
-    place = f"Path({str(out)!r})"
-    moves = PLUGIN.replace('"breaks"', f'"{name}"').replace(
-        "return x * torch.nan if self.calls >= 3 else x",
-        f'{place}.rename({str(other)!r}) if len(list({place}.glob("runs/*/metrics.jsonl"))) == {side_by_side} else 0\n'
-        "        return x",
-    )
-    plugin.write_text(f"from pathlib import Path\n{moves}")
+def mover(tmp_path: Path, name: str, head: str, call: str) -> tuple[Path, Path, Path]:
+    """Write a plugin whose mixer makes a call in its second training step; return its OUT and OTHER, and the plugin."""
+    plugin, out, other = (tmp_path / place for place in ("mover.py", "out", "other"))
+    mixer = PLUGIN.replace('"breaks"', f'"{name}"').replace("x * torch.nan", f"({call}, x)[1]")
+    mixer = mixer.replace("self.calls >= 3", f'list(OUT.glob("runs/{name}-s0/metrics.jsonl"))')
+    places = f"from pathlib import Path\nOUT, OTHER = Path({str(out)!r}), Path({str(other)!r})\n"
+    plugin.write_text(places + head + mixer)
     load_plugin(plugin)
-    study["architectures"] = [name, "transformer++"][:side_by_side]
-    path.write_text(yaml.safe_dump(study | {"reference": name, "evals": ["domain-loss"]}))
-    config, said = load_study(str(path), ["train.tokens=20480"]), []
-    options = {"only": select(config, []), "plugins": [plugin], "log": said.append}
-    with pytest.raises(
-        LostDirectory, match=rf"stopped at step \d+ of 80 with a checkpoint, as {out} was moved to {other} "
-    ):
-        execute(config, out, on=Resources(device="cpu", per_device=side_by_side), **options)
-    assert not out.exists() and all(
-        info.status == "running" for info in map(RunRecords.info, StudyRecords(other).runs())
-    )
+    return out, other, plugin
+
+
+def test_a_study_whose_directory_is_moved_stops_and_resumes_there(study, tmp_path):
+    out, other, plugin = mover(tmp_path, "mover", "", "OUT.rename(OTHER)")
+    path, names = tmp_path / "tiny.yaml", {"architectures": ["mover"], "reference": "mover"}
+    path.write_text(yaml.safe_dump(study | names | {"evals": ["domain-loss"]}))
+    config, said = load_study(str(path)), []
+    options = {"only": {"mover"}, "plugins": [plugin], "on": Resources(device="cpu"), "log": said.append}
+    with pytest.raises(LostDirectory) as stopped:
+        execute(config, out, **options)
+    where = f"as {out} was moved to {other} while it was in use; run again with --out {other}."
+    assert str(stopped.value) == f"mover (seed 0): stopped at step 2 of 10 with a checkpoint, {where}"
+    assert not out.exists() and StudyRecords(other).run("mover", 0).info().status == "running"
+    (info,) = execute(config, other, **options)
+    assert info.status == "finished" and "mover (seed 0): resumed at step 2 of 10." in said
+
+
+def test_every_run_side_by_side_says_where_the_directory_was_moved(study, tmp_path, quick_workers):
+    """One process moves it in a step while the other is past its last step and has not recorded that yet."""
+    head = """
+import multiprocessing, time
+from basecap.run import training_job
+from basecap.run.executors import _worker
+
+def wait(until):
+    while not until():
+        time.sleep(0.01)
+
+def move():
+    wait((OUT.parent / "ended").exists)
+    OUT.rename(OTHER)
+
+def write_line(line):
+    with (OUT.parent / "lines").open("a") as file:
+        file.write(line + "\\n")
+
+def held(*given, find=training_job.find_leaks, **options):
+    (OUT.parent / "ended").touch()
+    wait(OTHER.exists)
+    return find(*given, **options)
+
+if multiprocessing.parent_process() is not None:
+    training_job.find_leaks, _worker.write_line = held, write_line
+"""
+    out, other, plugin = mover(tmp_path, "patient", head, "move()")
+    path, names = tmp_path / "tiny.yaml", ["patient", "transformer++"]
+    path.write_text(yaml.safe_dump(study | {"architectures": names, "evals": ["domain-loss"]}))
+    config = load_study(str(path))
+    options = {"only": select(config, []), "plugins": [plugin], "log": lambda line: None}
+    with pytest.raises(LostDirectory) as stopped:
+        execute(config, out, on=Resources(device="cpu", per_device=2), **options)
+    where = f"{out} was moved to {other} while it was in use; run again with --out {other}."
+    assert str(stopped.value) == where and not out.exists()
+    assert sorted((tmp_path / "lines").read_text().splitlines()) == [
+        f"patient (seed 0): stopped at step 2 of 10 with a checkpoint, as {where}",
+        f"transformer++ (seed 0): stopped at step 10 of 10 with a checkpoint, as {where}",
+    ]
     infos = execute(config, other, on=Resources(device="cpu"), **options)
-    assert {info.status for info in infos} == {"finished"}
-    resumed = [line for line in said if "resumed at step" in line]
-    assert len(resumed) == side_by_side
+    assert [(info.name, info.status) for info in infos] == [(name, "finished") for name in names]
 
 
 def test_a_directory_takes_more_seeds_and_architectures(study, tmp_path):

@@ -6,6 +6,7 @@ import random
 import signal
 import threading
 import time
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,21 @@ def test_an_error_or_a_kill_costs_one_job():
         assert isinstance(errors[0], ZeroDivisionError) and errors[4] is None
         killed = {item: future.exception() for item, future in pool.run(jobs.end_at_zero, [1, 0, 2])}
         assert isinstance(killed[0], WorkerKilled) and killed[1] is killed[2] is None
+
+
+def test_a_killed_worker_is_gone_when_its_job_ends(monkeypatch: pytest.MonkeyPatch):
+    """Else the process might still hold the lock of its run, which would count as another command's."""
+    gone, join = [], BaseProcess.join
+
+    def slow(process: BaseProcess) -> None:
+        time.sleep(0.2)
+        join(process)
+        gone.append(process.exitcode)
+
+    monkeypatch.setattr(BaseProcess, "join", slow)
+    with WorkerPool(jobs.begin, ["alone"]) as pool:
+        seen = [list(gone) for _ in pool.run(jobs.end_at_zero, [0])]
+    assert seen == [[-signal.SIGKILL]]
 
 
 def test_workers_killed_at_any_moment_cost_a_job_each_and_no_job_is_lost():

@@ -1,5 +1,6 @@
 """A study's directory that is moved or removed while a run trains in it: the run stops, and writes nowhere else."""
 
+import functools
 import itertools
 import os
 import shutil
@@ -37,8 +38,11 @@ def remove(out, other):
     shutil.rmtree(out)
 
 
-def train(model, records, *, at_batch=None, at_update=None, at_evaluation=None, act=None):
-    """Train a run of a study; something happens to the directory in a batch, an update or an evaluation."""
+def train(model, records, *, at_batch=None, at_update=None, at_save=None, at_write=None, at_evaluation=None, act=None):
+    """Train a run of a study; something happens to the directory once.
+
+    That is in a batch, an update, before a checkpoint, before the thread that writes one aside, or in an evaluation.
+    """
 
     class Stream(RandomStream):
         def batch(self, seed, step, *arguments, **options):
@@ -57,16 +61,29 @@ def train(model, records, *, at_batch=None, at_update=None, at_evaluation=None, 
     trainer = Trainer(model, options, 0, workload=Stream(), records=records, placement=PLACEMENT)
     update, updates = trainer.optimiser.step, itertools.count()
     trainer.optimiser.step = lambda: (act() if next(updates) == at_update else None, update())
+    layout = trainer.layout
+    save, submit, layout.aside = layout.save, layout._pool.submit, at_write is not None
+    layout.save = lambda *given: (act() if given[2] == at_save else None, save(*given))
+    layout._pool.submit = lambda *given: (act() if given[3] == at_write else None, submit(*given))[1]
     trainer.run("test", evaluate)
 
 
 @pytest.mark.parametrize("act", [move, replace, unlock, remove])
-@pytest.mark.parametrize(("moment", "step"), [({"at_batch": 8}, 8), ({"at_update": 7}, 9), ({"at_evaluation": 10}, 10)])
+@pytest.mark.parametrize(
+    ("moment", "step"),
+    [
+        ({"at_batch": 8}, 8),
+        ({"at_update": 7}, 8),
+        ({"at_save": 10}, 10),
+        ({"at_write": 20}, 20),
+        ({"at_evaluation": 10}, 10),
+    ],
+)
 def test_a_run_stops_with_a_checkpoint_where_its_directory_is(model, tmp_path, act, moment, step):
     out, other = tmp_path / "out", tmp_path / "other"
     now = out if act is unlock else other
     with StudyRecords(out).entered() as study, pytest.raises(LostDirectory) as stopped:
-        train(model, study.run("base", 0), **moment, act=lambda: act(out, other))
+        train(model, study.run("base", 0), **moment, act=functools.cache(lambda: act(out, other)))
     if act is remove:
         gone = f"{out} was removed or replaced while it was in use; no checkpoint can be written."
         assert str(stopped.value) == gone and list(tmp_path.iterdir()) == []
@@ -96,9 +113,13 @@ def test_every_write_looks_for_its_directory(tmp_path):
             lambda: run.add_unmeasured("test"),
             lambda: run.append_documents("test", 1, {}),
             lambda: run.rewind(0),
+            run.flush,
+            study.claimed(run).__enter__,
+            study.locked().__enter__,
         )
+        words = f"^{study.path} was moved to {tmp_path / 'other'} while it was in use; run again with --out"
         for write in writes:
-            with pytest.raises(LostDirectory, match=r"^\S+ was moved, removed or replaced while it was in use; run"):
+            with pytest.raises(LostDirectory, match=words):
                 write()
     assert os.listdir(tmp_path) == ["other"]
     with pytest.raises(LostDirectory):

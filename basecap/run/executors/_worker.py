@@ -2,7 +2,7 @@
 
 import torch
 
-from basecap.errors import Interrupted
+from basecap.errors import Interrupted, LostDirectory
 from basecap.plan.runs import RunSpec, plan_evaluations
 from basecap.plan.workloads import material_of
 from basecap.plugins import load_plugin
@@ -64,13 +64,13 @@ def measure(run: RunSpec) -> Footprint:
 def train(run: RunSpec) -> RunInfo | None:
     """Train a run and return its info, None where another command trains it.
 
-    Raises Interrupted when a signal came, after a checkpoint.
+    Raises Interrupted when a signal came, LostDirectory when the study's directory was moved, after a checkpoint.
     """
     try:
         with deferred():
             info = train_run(run, _runtime[0])
-    except Interrupted as interrupted:
-        write_line(str(interrupted))
+    except (Interrupted, LostDirectory) as stopped:
+        write_line(str(stopped))
         raise
     _free_cache()
     return info

@@ -10,6 +10,7 @@ from types import TracebackType
 
 import torch
 
+from basecap.errors import LostDirectory
 from basecap.plan.runs import RunSpec
 from basecap.records import RunInfo
 from basecap.run.evaluation_job import StoredPoint
@@ -55,8 +56,10 @@ class LocalExecutor(Executor):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """End the processes, then what they share."""
+        """End the processes, then what they share; raises LostDirectory when the study's directory was moved."""
         self._held.__exit__(kind, error, trace)
+        if isinstance(error, LostDirectory):  # the processes said what each of them has written there
+            self.runtime.records.refuse_left()
 
     @cached_property
     def pool(self) -> WorkerPool[Execution]:
