@@ -116,6 +116,11 @@ def _import_plugin(path: Path, name: str) -> str:
     return digest.hexdigest()
 
 
+def files_of(path: Path) -> list[Path]:
+    """Return a plugin file and the files beside it that its code imports."""
+    return [path, *_imported_beside(path, read_file(path, LARGEST))]
+
+
 def _imported_beside(path: Path, code: bytes) -> dict[Path, bytes]:
     """Return the files beside a plugin that its code imports, also through one another, with their content.
 

@@ -12,7 +12,7 @@ import basecap
 kernels = ("kernels", "launch", "library", "marks")  # marks are for pytest
 names = [module.name for module in pkgutil.walk_packages(basecap.__path__, "basecap.")]
 for name in names:
-    if not name.rpartition(".")[2].startswith(kernels):
+    if not name.rpartition(".")[2].startswith(kernels) and name != "basecap.hf":  # it says what to install
         importlib.import_module(name)
 from basecap.cli.lists import CATALOGUES
 print(len(CATALOGUES["mixers"](False)))

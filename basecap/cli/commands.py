@@ -17,6 +17,7 @@ from basecap import __version__
 from basecap.cli.bench import bench_app
 from basecap.cli.check import check, guard
 from basecap.cli.data import data_app
+from basecap.cli.exchange import export
 from basecap.cli.options import (
     LARGEST,
     AllowUnproved,
@@ -324,6 +325,7 @@ def generate(
 
 
 app.command(epilog="Example: basecap check --mixer mamba-2")(check)
+app.command(epilog="Example: basecap export runs/quickstart/runs/rwkv-7-s0 --to exported/rwkv-7")(export)
 
 
 def _report(

@@ -261,6 +261,10 @@ class StudyRecords:
         rows = [dataclasses.asdict(declaration) for declaration in declarations]
         write_json(self.path / "declarations.json", {"declarations": rows})
 
+    def results(self) -> dict[str, Any] | None:
+        """Return the content of results.json, None when no report was written; raises DataError when it is damaged."""
+        return read_json(self.path / "results.json")
+
     def declarations(self) -> dict[str, Declaration]:
         """Return the declarations by name, {} when none are stored; raises DataError when the file is damaged."""
         path = self.path / "declarations.json"

@@ -4,7 +4,7 @@ import logging
 from pathlib import Path
 
 from basecap.errors import ConfigError, nearest
-from basecap.records import RunRecords, StudyRecords
+from basecap.records import RunInfo, RunRecords, StudyRecords
 from basecap.study.config import validate
 
 logger = logging.getLogger("basecap.study")
@@ -33,12 +33,7 @@ def continue_text(
         prompt.encode()
     except UnicodeEncodeError as error:
         raise ConfigError("the prompt is not text in UTF-8; convert it.") from error
-    info = RunRecords(run).info()
-    if info is None:
-        places = (run, run.parent.parent, run.parent)  # a study, a name misspelt below runs, runs itself
-        found = next((runs for runs in (StudyRecords(place).runs() for place in places) if runs), [])
-        hint = nearest(str(run), [str(known.path) for known in found]) if found else "give DIR/runs/NAME-sSEED."
-        raise ConfigError(f"{run} is not the directory of a run; {hint}")
+    info = refuse_other_directory(run)
 
     import torch  # here, as this takes seconds: a wrong directory is refused at once
 
@@ -66,3 +61,14 @@ def continue_text(
         logger.warning("%s %s.", info.series, fault)
     added = generate(model, start, tokens, temperature=temperature, top_k=top_k, seed=seed)
     return tokenizer.continued(prompt, added[0].tolist())
+
+
+def refuse_other_directory(run: Path) -> RunInfo:
+    """Return the info of a run; raises ConfigError when `run` is not the directory of one."""
+    info = RunRecords(run).info()
+    if info is None:
+        places = (run, run.parent.parent, run.parent)  # a study, a name misspelt below runs, runs itself
+        found = next((runs for runs in (StudyRecords(place).runs() for place in places) if runs), [])
+        hint = nearest(str(run), [str(known.path) for known in found]) if found else "give DIR/runs/NAME-sSEED."
+        raise ConfigError(f"{run} is not the directory of a run; {hint}")
+    return info

@@ -144,29 +144,40 @@ def refuse_other_plugins(records: RunRecords, model: ModelConfig) -> None:
     What else a run recorded does not matter: it used to be every plugin of its command.
     """
     info = records.info()
-    held = {} if info is None else info.plugins
+    absent, other = other_plugins({} if info is None else info.plugins, model)
+    if absent:
+        given = " ".join(f"--plugin {name}" for name in absent)
+        raise ConfigError(f"{records.path} was trained with a plugin that is not given; add {given}.")
+    if other is not None:
+        what, how = f"{other}, not with what is installed", "install that one"
+        if _is_file(other):
+            what = f"another version of {other}, or of a file beside it that it imports"
+            how = "restore that one with --plugin"
+        raise ConfigError(f"{records.path} was trained with {what}; {how}, or train again into another --out.")
+
+
+def other_plugins(held: Mapping[str, str], model: ModelConfig) -> tuple[list[str], str | None]:
+    """Return the plugin files that are not loaded, and the first plugin or package that is another than `model` had.
+
+    Args:
+        held: what the model had, by digests, as in `RunInfo.plugins`; nothing is compared when it is empty.
+        model: what is built now.
+    """
     if not held:
-        return
+        return [], None
     now: dict[str, str] = {}
     try:
         now = sources(model)
         # Only runs of a plugin recorded any: without one this is another architecture of that name.
         other = [name for digest, name in now.items() if digest not in held] if now else list(held.values())
-    except ConfigError as error:  # a name is not registered
+    except ConfigError:  # a name is not registered
         absent = absent_plugins(held)
         if absent:
-            given = " ".join(f"--plugin {name}" for name in absent)
-            raise ConfigError(f"{records.path} was trained with a plugin that is not given; add {given}.") from error
+            return absent, None
         other = list(held.values())
-    if other:
-        name = other[0]
-        if not _is_file(name):
-            name = next((was for digest, was in held.items() if digest not in now), name)
-        what, how = f"{name}, not with what is installed", "install that one"
-        if _is_file(name):
-            what = f"another version of {name}, or of a file beside it that it imports"
-            how = "restore that one with --plugin"
-        raise ConfigError(f"{records.path} was trained with {what}; {how}, or train again into another --out.")
+    if other and not _is_file(other[0]):
+        other[0] = next((was for digest, was in held.items() if digest not in now), other[0])
+    return [], other[0] if other else None
 
 
 def plugin_entries(study: StudyConfig) -> dict[str, Any]:

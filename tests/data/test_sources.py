@@ -450,5 +450,5 @@ def test_a_hub_out_of_reach_is_one_sentence(monkeypatch, error: Exception, reaso
 
 def test_a_hub_dataset_needs_its_library(monkeypatch, slimpajama):
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(ConfigError, match=r"install basecap\[hf\]"):
+    with pytest.raises(ConfigError, match=r"install basecap\[hub\]"):
         documents(source="slimpajama", train=["c4"], hub=str(slimpajama))

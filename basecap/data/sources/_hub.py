@@ -29,7 +29,7 @@ def split_files(name: str, configuration: str | None = None) -> dict[str, list[s
     try:
         import datasets
     except ImportError as error:
-        raise ConfigError("data.hub needs the datasets library; install basecap[hf].") from error
+        raise ConfigError("data.hub needs the datasets library; install basecap[hub].") from error
     commit = _revision(name)
     with _errors_of(name):
         builder = datasets.load_dataset_builder(name, configuration, revision=commit)

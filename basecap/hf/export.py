@@ -1,0 +1,190 @@
+"""A trained run as a folder that `transformers` loads, on this machine or on the Hugging Face hub."""
+
+import json
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from basecap.analysis.runs import failed_checks
+from basecap.data.tokenizer import Tokenizer
+from basecap.errors import ConfigError, DataError, describe_error
+from basecap.hf.card import Card
+from basecap.hf.model import BasecapConfig, BasecapForCausalLM
+from basecap.models import LanguageModel
+from basecap.plan.workloads import recorded_data
+from basecap.plugins import files_of
+from basecap.records import RunRecords, StudyRecords
+from basecap.run.provenance import plugin_files, refuse_other_plugins, sources
+from basecap.study.config import StudyConfig, validate
+from basecap.study.recorded_plugins import refuse_absent_plugins
+from basecap.system.files import fsync_files, process_name, writing
+from basecap.system.hub import refuse_unreachable
+from basecap.train.checkpoint import latest, load_model, stored_config
+
+#: Largest file of weights; more go to several files with an index.
+LARGEST_FILE = "5GB"
+#: How a repository on the hub is named as a target.
+HUB = "hub:"
+
+
+def export(run: Path, to: str) -> str:
+    """Write the model of a run for `transformers`, whole or not at all; return where it is.
+
+    Args:
+        run: DIR/runs/NAME-sSEED.
+        to: a directory that does not exist, or hub:OWNER/NAME.
+
+    Raises:
+        ConfigError: no run, a model that generates nothing, other plugins, a directory that exists, no token.
+        CheckpointError: no checkpoint, or a damaged one.
+        DataError: a text or tokenizer that is missing, a folder that cannot be written, a hub out of reach.
+    """
+    if to.startswith(HUB):
+        token = _token(to)
+        with tempfile.TemporaryDirectory() as folder:
+            write_folder(run, Path(folder))
+            return _upload(Path(folder), to.removeprefix(HUB), token)
+    target = Path(to)
+    if target.exists() or target.is_symlink():
+        raise ConfigError(f"{target} exists; give a directory that does not, or remove it.")
+    partial = target.with_name(f".{target.name}.{process_name()}.partial")
+    try:
+        with writing(target):
+            partial.mkdir()
+            write_folder(run, partial)
+            fsync_files(partial)
+            partial.rename(target)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return str(target)
+
+
+def write_folder(run: Path, folder: Path) -> None:
+    """Write weights, configurations, tokenizer, plugins and card into an empty folder; raises as `export` does."""
+    records = RunRecords(run)
+    info = records.info()
+    assert info is not None  # the command has looked
+    described = stored_config(records.resume)
+    refuse_other_plugins(records, described)
+    if described.readout != "each":
+        raise ConfigError(f"{run} answers a task from its last position and generates nothing; export a model of text.")
+    study = _study(records)
+    tokenizer = recorded_data(study, records.study).tokenizer
+    trained = load_model(records.resume)
+    _refuse_without_decoding(info.name, trained)
+    config = BasecapConfig.of(described, tokenizer.end_of_text, sources(described))
+    BasecapForCausalLM.around(trained, config).save_pretrained(folder, max_shard_size=LARGEST_FILE)
+    write_tokenizer(tokenizer, folder)
+    plugins = plugin_files(described)
+    _copy_plugins(plugins, folder)
+    card = Card(
+        info=info,
+        study=study,
+        results=_results(records, study),
+        fault=failed_checks(StudyRecords(records.study)).get(info.series),
+        tokens=_tokens(records),
+        model=described.model_dump(mode="json"),
+        end_of_text=tokenizer.decode([tokenizer.end_of_text]),
+        plugins=[plugin.name for plugin in plugins],
+    )
+    (folder / "README.md").write_text(card.text(), encoding="utf-8")
+
+
+def write_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
+    """Write the files that AutoTokenizer reads: its ids are those of `tokenizer`, special tokens in a text included."""
+    content = json.loads(tokenizer.description)
+    for token in content["added_tokens"]:
+        token["special"] = token.get("special") or token["id"] == tokenizer.end_of_text
+    # What it would cut, pad or add to a text is not part of what the model was trained on.
+    content |= {"truncation": None, "padding": None, "post_processor": None}
+    end = tokenizer.decode([tokenizer.end_of_text])
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        **dict.fromkeys(("bos_token", "eos_token", "pad_token"), end),
+        "split_special_tokens": True,  # a text may contain their names
+        "clean_up_tokenization_spaces": False,
+        "padding_side": "left",
+    }
+    for name, written in (("tokenizer.json", content), ("tokenizer_config.json", settings)):
+        (folder / name).write_text(json.dumps(written, ensure_ascii=False), encoding="utf-8")
+
+
+def _study(records: RunRecords) -> StudyConfig:
+    """Return the study of a run; raises ConfigError for one of tasks, which have no tokenizer."""
+    held = StudyRecords(records.study)
+    try:
+        study = validate(held.study(), str(held.path / "study.yaml"))
+    except ConfigError:
+        refuse_absent_plugins(held)
+        raise
+    if study.task is not None:
+        raise ConfigError(f"{records.path} was trained on tasks and has no tokenizer; export a model of text.")
+    return study
+
+
+def _tokens(records: RunRecords) -> int | None:
+    """Return the tokens that the newest checkpoint was trained on, None where the log of the training is lost."""
+    rows, path = records.last_metrics(1), latest(records.resume)
+    if not rows or path is None:
+        return None
+    return int(path.name.removeprefix("step-")) * (rows[-1]["tokens"] // rows[-1]["step"])
+
+
+def _results(records: RunRecords, study: StudyConfig) -> dict[str, Any] | None:
+    """Return what results.json holds of a study, None without it."""
+    found = StudyRecords(records.study).results() or {"studies": []}
+    return next((held for held in found["studies"] if held["name"] == study.name), None)
+
+
+def _copy_plugins(plugins: Sequence[Path], folder: Path) -> None:
+    """Copy plugin files, and the files beside them that they import."""
+    for plugin in plugins:
+        for file in files_of(plugin):
+            copy = folder / file.relative_to(plugin.parent)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, copy)
+
+
+@torch.no_grad()
+def _refuse_without_decoding(name: str, model: LanguageModel) -> None:
+    """Raise ConfigError for a model with a mixer that cannot decode."""
+    token = torch.zeros(1, 1, dtype=torch.int64)
+    try:
+        caches = model.init_cache(1, 2)
+        model.prefill(token, caches)
+        model.step(token, caches)
+    except Exception as error:  # of a plugin's mixer
+        raise ConfigError(
+            f"{name} cannot be exported, as its mixer does not decode ({describe_error(error)}); write its init_cache, "
+            "prefill and step, or derive it from basecap.mixers.ForwardOnly."
+        ) from error
+
+
+def _token(to: str) -> str:
+    """Return the token that an upload needs; raises ConfigError without one, DataError when the hub is out of reach."""
+    from huggingface_hub import get_token
+
+    token = get_token()
+    if token is None:
+        raise ConfigError(f"{to} needs a token of the Hugging Face hub; log in with `hf auth login`, or set HF_TOKEN.")
+    refuse_unreachable(to, "export to a directory and upload it later")
+    return token
+
+
+def _upload(folder: Path, name: str, token: str) -> str:
+    """Upload a folder as one commit and return its address; raises DataError when that fails."""
+    from huggingface_hub import HfApi
+
+    api = HfApi(token=token)
+    try:
+        where = api.create_repo(name, exist_ok=True)
+        api.upload_folder(repo_id=name, folder_path=folder, commit_message="Model exported by basecap")
+    except (OSError, ValueError) as error:
+        raise DataError(
+            f"cannot upload to {HUB}{name} ({describe_error(error)}); check the name and that your token may write."
+        ) from error
+    return str(where)
