@@ -12,8 +12,10 @@ from basecap.analysis.sequential import AddedRuns, Looks
 from basecap.analysis.tasks.recall_rows import AccuracyRow, ShiftRow, ShortcutRow, TrainedRow
 from basecap.records.measured import Better
 
-#: Begins the word on a leak test that did not test everything.
+#: Begins the word on a leak test that did not test everything, of an architecture that has a verdict all the same.
 IN_PART = "passed in part, not tested: "
+#: The same of an architecture without a verdict.
+UNPROVED = "is not proved to see no future, as its leak test is not complete: "
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,8 +27,8 @@ class RunRow:
         use: its architecture.
         machines: what it was trained on, one after the other, as "NVIDIA H200, bf16".
         status: "running", "finished" or "failed".
-        leak_test: "passed", "not run", what leaks, or `IN_PART` and what was not tested; None for a run that is not
-            finished, and for tasks.
+        leak_test: "passed", "not run", what leaks, or `IN_PART` or `UNPROVED` and what was not tested; None for a run
+            that is not finished, and for tasks.
         parameters: how many; None where unknown.
         state_bytes: size of the decoding state of one sequence of the training length, in float32; None where unknown.
         seconds: time of its steps; None without any.

@@ -1,12 +1,21 @@
 """The records of a study's runs, read once, and what every report says of them, whatever they were trained on."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 
 import numpy as np
 
-from basecap.analysis.results import IN_PART, CurvePoint, EvaluationResults, EvaluationRow, Failure, RunRow, SweepRow
+from basecap.analysis.results import (
+    IN_PART,
+    UNPROVED,
+    CurvePoint,
+    EvaluationResults,
+    EvaluationRow,
+    Failure,
+    RunRow,
+    SweepRow,
+)
 from basecap.analysis.rows import finite
 from basecap.analysis.study_files import EnvironmentFile, parse
 from basecap.analysis.training_log import TrainingLog
@@ -68,8 +77,13 @@ def read_runs(records: StudyRecords, names: Sequence[str]) -> list[Run]:
     return sorted(runs, key=lambda run: (names.index(run.info.name), run.info.seed))
 
 
-def describe(run: Run) -> RunRow:
-    """Return the row of a run. Without its training log, its tokens are those at its last evaluation point."""
+def describe_all(runs: Sequence[Run], records: StudyRecords) -> list[RunRow]:
+    """Return the rows of runs. Without its training log, the tokens of one are those at its last evaluation point."""
+    allowed = _environment(records).allowed_unproved
+    return [_describe(run, allowed) for run in runs]
+
+
+def _describe(run: Run, allowed: Collection[str]) -> RunRow:
     info, log = run.info, run.log
     return RunRow(
         name=info.name,
@@ -77,7 +91,7 @@ def describe(run: Run) -> RunRow:
         use=info.use,
         machines=_machines(info),
         status=info.status,
-        leak_test=_leak_test(info),
+        leak_test=_leak_test(info, allowed),
         parameters=info.parameters,
         state_bytes=info.state_bytes,
         seconds=finite(sum(log.seconds.tolist())) if len(log) else None,
@@ -88,14 +102,26 @@ def describe(run: Run) -> RunRow:
     )
 
 
-def _leak_test(info: RunInfo) -> str | None:
-    """Return the word on the leak test of a run: earlier versions ran no such test."""
+def _leak_test(info: RunInfo, allowed: Collection[str]) -> str | None:
+    """Return the word on the leak test of a run: earlier versions ran no such test.
+
+    What did not fit into it is not proved. The test suite proves built-in architectures; others have a verdict where
+    the user allows it.
+    """
     if info.task is not None or not info.finished:
         return None
     if not info.leak_test:
         return "not run"
-    untested = info.leak_test.get("untested", [])
-    return info.leak_test.get("leaks") or (f"{IN_PART}{'; '.join(untested)}" if untested else "passed")
+    if leaks := info.leak_test.get("leaks"):
+        return str(leaks)
+    untested = "; ".join(info.leak_test.get("untested", []))
+    if not untested:
+        return "passed"
+    if not info.plugins:
+        return f"{IN_PART}{untested}"
+    if info.series in allowed:
+        return f"{IN_PART}{untested}; it has a verdict as --allow-unproved says"
+    return f"{UNPROVED}{untested}; only --allow-unproved gives it a verdict"
 
 
 def _machines(info: RunInfo) -> list[str]:
@@ -149,7 +175,11 @@ def evaluations(records: StudyRecords, runs: Sequence[Run], without: str) -> lis
 
 def failed_checks(records: StudyRecords) -> dict[str, str]:
     """Return which architectures failed checks before they trained, and which ones."""
-    return parse(records.environment(), EnvironmentFile, records.path / "environment.json").failed_checks
+    return _environment(records).failed_checks
+
+
+def _environment(records: StudyRecords) -> EnvironmentFile:
+    return parse(records.environment(), EnvironmentFile, records.path / "environment.json")
 
 
 def sweeps(records: StudyRecords) -> list[SweepRow]:

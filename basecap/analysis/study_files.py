@@ -112,9 +112,13 @@ class TaskStudyFile(_File):
 
 
 class EnvironmentFile(_File):
-    """The keys that are read in environment.json of any study."""
+    """The keys that are read in environment.json of any study.
+
+    Architectures in `allowed_unproved` have a verdict even where their leak test is not complete.
+    """
 
     failed_checks: dict[str, str] = {}
+    allowed_unproved: list[str] = []
     plugins: dict[str, dict[str, str]] = {}
 
 

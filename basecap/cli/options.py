@@ -72,7 +72,7 @@ RunsPerDevice = Annotated[
     ),
 ]
 AllowUnproved = Annotated[
-    bool, typer.Option("--allow-unproved", help="also train mixers that are not proved to see no future")
+    bool, typer.Option("--allow-unproved", help="train and judge mixers that are not proved to see no future")
 ]
 UntilDecided = Annotated[
     bool, typer.Option("--until-decided", help="add seeds until every row of the table has a verdict")

@@ -54,8 +54,11 @@ def try_new(runs: Sequence[RunSpec], runtime: Runtime, attempt: Attempt, allow_u
         runs: of the study.
         runtime: of this process.
         attempt: tries runs, in this process or in several.
-        allow_unproved: whether architectures train of which nothing proves that they see no future.
+        allow_unproved: whether architectures train, and have a verdict, of which nothing proves that they see no
+            future.
     """
+    if allow_unproved:
+        _allow({run.architecture for run in runs if not built_in(run.model)}, runtime.records)
     trials, tried = untried(runs, runtime.records), dict[str, Trial]()
     with progress("trial steps", total=len(trials), unit="architectures") as advance:
         for run, trial in attempt(trials):
@@ -113,6 +116,14 @@ def _record(faults: Mapping[str, str | None], records: StudyRecords) -> None:
     found = {name: fault for name, fault in (before | faults).items() if fault is not None}
     if found != before:
         records.write_environment(held | {"failed_checks": found})
+
+
+def _allow(names: set[str], records: StudyRecords) -> None:
+    """Write into environment.json which architectures have a verdict even where their leak test is not complete."""
+    held = records.environment()
+    before = held.get("allowed_unproved", [])
+    if names - {*before}:
+        records.write_environment(held | {"allowed_unproved": sorted({*before, *names})})
 
 
 def try_run(run: RunSpec, runtime: Runtime) -> Trial:

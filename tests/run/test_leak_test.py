@@ -61,6 +61,28 @@ def test_runs_of_earlier_versions_are_marked(finished):
     assert f"Leak test of the trained models not run: {names}." in remarks(found)
 
 
+def test_what_is_not_fully_tested_is_not_proved(finished):
+    before = results(finished)
+    (name,), records = [row.name for row in before.comparisons], StudyRecords(finished)
+    late = LeakTest(untested=["4 x 64 tokens: the 120 s of the test are over"]).record()
+    for one in records.runs():
+        one.write_info(replace(one.info(), leak_test=late))
+    found = results(finished)  # the test suite proves what is built in
+    assert found.comparisons == before.comparisons
+    assert f"Leak test of {name} (seed 0) not complete: {late['untested'][0]}." in remarks(found)
+    for one in records.runs():
+        if one.info().name == name:
+            one.write_info(replace(one.info(), plugins={"mine.py": "0" * 16}))
+    (row,) = results(finished).comparisons
+    reason = f"is not proved to see no future, as its leak test is not complete: {late['untested'][0]}"
+    assert (row.verdict, row.gap) == ("none", None)
+    assert row.words == f"it {reason}; only --allow-unproved gives it a verdict (leak test, seed 0)"
+    records.write_environment(records.environment() | {"allowed_unproved": [name]})
+    found = results(finished)
+    assert found.comparisons == before.comparisons
+    assert any(line.endswith("; it has a verdict as --allow-unproved says.") for line in remarks(found))
+
+
 @pytest.mark.parametrize("leaking", ["the other", "the reference"])
 def test_what_leaks_gets_no_verdict(finished, leaking):
     (name,) = [row.name for row in results(finished).comparisons]

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from basecap.analysis.results import Failure, LearningPoint, TaskPoint, TaskResults
 from basecap.analysis.rows import LEVEL, Interval
-from basecap.analysis.runs import Run, curve, describe, evaluations, failed_checks, read_runs, sweeps
+from basecap.analysis.runs import Run, curve, describe_all, evaluations, failed_checks, read_runs, sweeps
 from basecap.analysis.study_files import TaskStudyFile, parse
 from basecap.analysis.tasks.published_numbers import with_published
 from basecap.analysis.tasks.recall_rows import AccuracyRow, CellRow, ShiftRow, ShortcutRow, TrainedRow, Verdict
@@ -80,7 +80,7 @@ def analyse_tasks(records: StudyRecords) -> TaskResults:
         points=[_point(one) for one in counted],
         learning=[point for run in runs for point in _learning(run)],
         curves=[point for run in runs for point in curve(run)],
-        runs=[describe(run) for run in runs],
+        runs=describe_all(runs, records),
         evaluations=evaluations(records, runs, without=EVALUATION),
         failures=failures,
         sweep=sweeps(records),

@@ -1,4 +1,4 @@
-"""Architectures with a trained model that leaks: they get no verdict, and no row may depend on their losses."""
+"""Architectures with a trained model that leaks, or may: they get no verdict, and no row may depend on their losses."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -20,7 +20,7 @@ SOUND = (None, "passed", "not run")
 
 
 def leaks_of(runs: Sequence[RunRow]) -> dict[str, dict[int, str]]:
-    """Return what leaks by architecture and seed: one leaking run is enough to doubt all others."""
+    """Return what leaks, or is not proved, by architecture and seed: one such run is enough to doubt all others."""
     found: dict[str, dict[int, str]] = {}
     for run in runs:
         if run.leak_test not in SOUND and not str(run.leak_test).startswith(IN_PART):

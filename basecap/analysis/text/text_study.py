@@ -9,7 +9,15 @@ from pydantic import BaseModel
 
 from basecap.analysis.results import DocumentCount, Failure, Overlap, Point, PointLosses, RunRow, TextResults
 from basecap.analysis.rows import LEVEL, Row, finite, grouped
-from basecap.analysis.runs import Run, curve, describe, evaluations, failed_checks, read_runs, sweeps
+from basecap.analysis.runs import (
+    Run,
+    curve,
+    describe_all,
+    evaluations,
+    failed_checks,
+    read_runs,
+    sweeps,
+)
 from basecap.analysis.sequential import AddedRuns, Looks, Tables, added_runs
 from basecap.analysis.study_files import TextStudyFile, parse
 from basecap.analysis.text.draws import Runs, few_clusters
@@ -41,7 +49,7 @@ def analyse_text(records: StudyRecords) -> TextResults:
     ran = {run.info.name for run in runs}
     losses, failures = _load(runs, (*train, *ood))
     environment = _environment(records)
-    described = [describe(run) for run in runs]
+    described = describe_all(runs, records)
     looks = Looks.read(records)
     level = looks.level(LEVEL) if looks else LEVEL
     setting = Setting(
