@@ -7,11 +7,14 @@ the training text, so that the result hardly depends on the vocabulary. A docume
 
 Sequences are compared by 64-bit hashes. The hashes of the held-out documents are sorted, ROUND at a time; the training
 text is read once per round, CHUNK tokens at a time, so that memory depends on the size of neither. A Bloom filter
-excludes most training sequences without a search.
+excludes most training sequences without a search. Threads search side by side, as NumPy releases Python's lock.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 
@@ -21,10 +24,13 @@ from basecap.data.stream import Tokens
 BYTES, FEWEST = 80, 13
 
 #: Held-out tokens per round, training tokens read at a time.
-ROUND, CHUNK = 1 << 22, 1 << 16
+ROUND, CHUNK = 1 << 22, 1 << 19
 
 #: Factor of the polynomial hash; odd, so that multiplication loses no bit.
 FACTOR = 0x9E3779B97F4A7C15
+
+Given = TypeVar("Given")
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True)
@@ -62,6 +68,7 @@ def covered_shares(
     training: Sequence[Tokens],
     n: int,
     advance: Callable[[int], None] = lambda tokens: None,
+    threads: int = 1,
 ) -> np.ndarray:
     """Return the covered share of each document's tokens.
 
@@ -71,6 +78,7 @@ def covered_shares(
         training: runs of training tokens; sequences do not cross from one run to the next.
         n: length of the compared sequences.
         advance: called with the number of training tokens read since the last call.
+        threads: that search the training text.
 
     Returns:
         float64 [documents], from 0 to 1.
@@ -78,7 +86,7 @@ def covered_shares(
     shares = np.zeros(len(sizes))
     for first, last in _rounds(sizes):
         hashes = [_hashes(document(index), n) for index in range(first, last)]
-        found = _occurring(training, np.concatenate([np.zeros(0, np.uint64), *hashes]), n, advance)
+        found = _occurring(training, np.concatenate([np.zeros(0, np.uint64), *hashes]), n, advance, threads)
         starts = np.split(found, np.cumsum([len(some) for some in hashes])[:-1])
         for index, begins in enumerate(starts, first):
             if len(begins):
@@ -98,7 +106,9 @@ def _rounds(sizes: np.ndarray) -> Iterator[tuple[int, int]]:
         yield first, len(sizes)
 
 
-def _occurring(training: Sequence[Tokens], wanted: np.ndarray, n: int, advance: Callable[[int], None]) -> np.ndarray:
+def _occurring(
+    training: Sequence[Tokens], wanted: np.ndarray, n: int, advance: Callable[[int], None], threads: int
+) -> np.ndarray:
     """Return which of the hashes `wanted` [sequences] occur in the training text: bool [sequences]."""
     known, places = np.unique(wanted, return_inverse=True)
     if not len(known):
@@ -107,16 +117,34 @@ def _occurring(training: Sequence[Tokens], wanted: np.ndarray, n: int, advance: 
     high, low = np.uint64(64 - bits), np.uint64((1 << bits) - 1)
     table = np.zeros(1 << bits, bool)  # a Bloom filter: both bits of a known hash are set
     table[known >> high] = table[known & low] = True
+
+    def search(chunk: tuple[Tokens, int]) -> tuple[int, np.ndarray]:
+        """Return the size of a chunk, and the places in `known` of its sequences."""
+        run, start = chunk
+        hashes = _hashes(run[start : start + CHUNK + n - 1], n)
+        hashes = hashes[table[(hashes >> high).view(np.int64)]]  # NumPy is slower with unsigned indices
+        hashes = hashes[table[(hashes & low).view(np.int64)]]
+        hashes.sort()  # so that searches one after the other read the same memory
+        at = np.searchsorted(known, hashes).clip(max=len(known) - 1)
+        return min(CHUNK, len(run) - start), at[known[at] == hashes]
+
     seen = np.zeros(len(known), bool)
-    for run in training:
-        for start in range(0, len(run) - n + 1, CHUNK):
-            hashes = _hashes(run[start : start + CHUNK + n - 1], n)
-            hashes = hashes[table[hashes >> high]]
-            hashes = hashes[table[hashes & low]]
-            at = np.searchsorted(known, hashes).clip(max=len(known) - 1)
-            seen[at[known[at] == hashes]] = True
-            advance(min(CHUNK, len(run) - start))
+    chunks = ((run, start) for run in training for start in range(0, len(run) - n + 1, CHUNK))
+    for size, at in _in_threads(search, chunks, threads):
+        seen[at] = True
+        advance(size)
     return seen[places]
+
+
+def _in_threads(work: Callable[[Given], Made], items: Iterable[Given], threads: int) -> Iterator[Made]:
+    """Yield what `work` returns for each of `items`, which are read as threads need them."""
+    with ThreadPoolExecutor(threads) as pool:
+        started: deque[Future[Made]] = deque()
+        for item in items:
+            started.append(pool.submit(work, item))
+            if len(started) > threads:
+                yield started.popleft().result()
+        yield from (future.result() for future in started)
 
 
 def _hashes(tokens: np.ndarray, n: int) -> np.ndarray:

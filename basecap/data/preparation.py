@@ -197,7 +197,7 @@ def _prepare(config: DataConfig, cache: Path, record: Path) -> PreparedData:
         raise DataError(
             f"no held-out document has the key data.cluster = {config.cluster!r}: {nearest(config.cluster, known)}"
         )
-    overlap = _overlap(prepared, config.overlap)
+    overlap = _overlap(prepared, config.overlap, config.workers or usable_cores())
     remark = source.remark()
     prepared = PreparedData(config, tokenizer, opened, limits, overlap, remark)
     content = {
@@ -212,8 +212,8 @@ def _prepare(config: DataConfig, cache: Path, record: Path) -> PreparedData:
     return prepared
 
 
-def _overlap(prepared: PreparedData, limit: float | None) -> TextOverlap:
-    """Return the overlap of all held-out documents with the training text."""
+def _overlap(prepared: PreparedData, limit: float | None, threads: int) -> TextOverlap:
+    """Return the overlap of all held-out documents with the training text, searched by so many threads."""
     training = [prepared.documents("train", domain) for domain in prepared.train_domains]
     n = sequence_length(sum(held.total_tokens for held in training), sum(held.total_bytes for held in training))
     held_out = prepared.held_out
@@ -228,7 +228,7 @@ def _overlap(prepared: PreparedData, limit: float | None) -> TextOverlap:
     runs = [run for held in training for run in held.runs]
     total = rounds(sizes) * sum(map(len, runs))
     with progress("overlap of held-out and training text", total=total) as advance:
-        covered = covered_shares(sizes, document, runs, n, advance)
+        covered = covered_shares(sizes, document, runs, n, advance, threads)
     overlap = TextOverlap(n, {}, {})
     for (key, held), found in zip(held_out.items(), np.split(covered, firsts[1:-1]), strict=True):
         sizes = np.delete(held.sizes, held.copies)

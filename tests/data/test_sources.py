@@ -309,7 +309,9 @@ def test_bad_records_are_named_by_line(tmp_path, line: bytes, reason: str, compr
 def test_parquet_that_holds_no_text_is_refused(tmp_path, monkeypatch):
     path, options = tmp_path / "c4.parquet", {"source": "jsonl", "path": str(tmp_path), "train": ["c4"]}
     write_lines(path, [{"texts": "a", "id": 1}])
-    assert "c4.parquet has no column of text: did you mean 'texts'? Rename" in refused(**options)
+    assert "c4.parquet has no column \"text\"; rename the column that holds the text: did you mean 'texts'?" in refused(
+        **options
+    )
     write_lines(path, [{"text": 1}])
     assert "c4.parquet holds values of type int64; it should hold strings" in refused(**options)
     write_lines(path, [{"text": "a"}, {"text": None}])

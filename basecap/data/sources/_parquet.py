@@ -53,7 +53,7 @@ def _columns(name: PurePath, schema: Any, keys: Sequence[str] | None, types: Any
     """Return the names of the columns to read; raises DataError when there is no column of text."""
     if "text" not in schema.names:
         raise DataError(
-            f'{name} has no column of text: {nearest("text", schema.names)} Rename the column that holds it to "text".'
+            f'{name} has no column "text"; rename the column that holds the text: {nearest("text", schema.names)}'
         )
     kind = schema.field("text").type
     kind = kind.value_type if types.is_dictionary(kind) else kind
