@@ -20,6 +20,7 @@ from basecap.mixers import (
     _rwkv_heads,
     attention,
     based,
+    fox,
     mamba_1,
     mamba_2,
     rwkv_4,
@@ -84,6 +85,7 @@ class Ops:
             (_delta, "delta_rule", self.delta_rule),
             (attention, "attention", self.attend),
             (synthesizer, "attention", self.attend),
+            (fox, "forgetting_attention", self.forget),
             (top1_element, "top1_element", self.select_element),
             (top1_chunk, "top1_chunk", self.select_chunk),
             (based, "taylor_attention", self.taylor_attention),
@@ -106,6 +108,9 @@ class Ops:
         product = masked * K * (MULTIPLY + ADD)
         self.add(-2 * product, -4 * product)
         return attention_reference.attention(q, k, v, scale, window, slopes)
+
+    def forget(self, q, k, v, log_decay, **_):
+        return like(self.attend(q, k, v), log_decay)
 
     def select_element(self, q, k, v, *, scale=1.0, **_):
         B, T, H, K = q.shape

@@ -47,6 +47,8 @@ SIZES = [
     ("rwkv-7", 114.9, 1327.7),
     ("deltanet", 109.7, 1281.3),
     ("gated-deltanet", 123.9, 1482.4),
+    ("fox", 109.6, 1281.5),
+    ("fox pro", 109.9, 1281.6),
     ("pythia", 81.3, 1274.1),
 ]
 
@@ -170,6 +172,7 @@ def test_models_of_a_study_are_all_tied_or_none(name: str):
         ("rwkv-7", False),
         ("deltanet", False),  # fla-org/flash-linear-attention: configuration_delta_net.py
         ("gated-deltanet", False),
+        ("fox", False),  # zhixuan-lin/forgetting-transformer: modeling_forgetting_transformer.py
     ],
 )
 def test_heads_are_tied_where_published_so(use: str, tied: bool):

@@ -17,6 +17,7 @@ from basecap.ops._shapes import check_floating, check_state
 from basecap.ops.attention import attention, attention_step
 from basecap.ops.delta_rule import delta_rule
 from basecap.ops.delta_rule import reference as delta_reference
+from basecap.ops.forgetting_attention import forgetting_attention
 from basecap.ops.long_convolution import long_convolution
 from basecap.ops.selective_scan import selective_scan
 from basecap.ops.short_convolution import short_convolution
@@ -66,6 +67,9 @@ CASES = {
         delta_rule,
         {"q_BTHK": q, "k_BTHK": k, "v_BTHV": v, "beta_BTH": beta, "log_decay_BTH": decays[..., 0]},
         *per_head,
+    ),
+    "forgetting attention": Case(
+        forgetting_attention, {"q_BTHK": q, "k_BTHK": k, "v_BTHV": v, "log_decay_BTH": decays[..., 0]}
     ),
     "long convolution": Case(long_convolution, {"u_BTD": x, "filter_LD": draw(8, T, D)}),
     "selective scan": Case(

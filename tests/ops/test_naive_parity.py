@@ -16,6 +16,7 @@ from torch import Tensor
 
 from basecap.ops.attention import attention
 from basecap.ops.delta_rule import delta_rule
+from basecap.ops.forgetting_attention import forgetting_attention
 from basecap.ops.ssd import ssd
 from basecap.ops.taylor_attention import taylor_attention
 from basecap.ops.wkv6 import wkv6
@@ -126,6 +127,11 @@ def window_attention(x: Inputs) -> tuple[Results, Results]:
     return (attention(x.q, x.k, x.v, window=20),), (theirs,)
 
 
+def fox(x: Inputs) -> tuple[Results, Results]:
+    theirs = naive("forgetting_attn/naive").naive_forgetting_attn(x.q, x.k, x.v, x.decay)
+    return (forgetting_attention(x.q, x.k, x.v, x.decay),), (theirs,)
+
+
 #: The op, and of how many inputs it has gradients.
 OPS = [
     (the_delta_rule, 5),
@@ -136,6 +142,7 @@ OPS = [
     (based, 3),
     (full_attention, 3),
     (window_attention, 3),
+    (fox, 4),
 ]
 
 

@@ -1,12 +1,18 @@
-"""Pre-norm blocks with SwiGLU: the delta rules' (8/3 wide), Based's (2 wide)."""
+"""Pre-norm blocks with SwiGLU: the delta rules' (8/3 wide), the Forgetting Transformer's (7/3), Based's (2 wide)."""
+
+from dataclasses import replace
 
 from basecap.mixers import LayerSpec
 from basecap.models.backbones._contract import Backbone, backbone
-from basecap.models.feed_forward import FeedForward, gated_inner
+from basecap.models.feed_forward import FeedForward, gated_inner, narrow_inner
 
 
 def _swiglu(layer: LayerSpec) -> FeedForward:
     return FeedForward("swiglu", layer, gated_inner(layer.hidden), scheme="plain")
+
+
+def _swiglu_of_7_thirds(layer: LayerSpec) -> FeedForward:
+    return FeedForward("swiglu", layer, narrow_inner(layer.hidden), scheme="plain")
 
 
 def _narrow_swiglu(layer: LayerSpec) -> FeedForward:
@@ -27,6 +33,17 @@ def swiglu() -> Backbone:
             "Gains of norms do not decay, as in every architecture of a study; flame, the trainer for fla's models, "
             "decays all parameters alike.",
         ),
+    )
+
+
+@backbone("swiglu narrow")
+def swiglu_narrow() -> Backbone:
+    """The same with a SwiGLU of 7/3 the width instead of 8/3."""
+    return replace(
+        swiglu(),
+        summary="RMSNorm before mixer and SwiGLU of width 7/3, which leaves a matrix to the mixer; untied",
+        paper="arXiv 2002.05202 (SwiGLU), arXiv 2503.02130 (FoX Pro)",
+        feed_forward=_swiglu_of_7_thirds,
     )
 
 

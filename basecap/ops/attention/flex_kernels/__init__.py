@@ -1,5 +1,6 @@
 """Windows, ALiBi and segments on PyTorch's FlexAttention, which has fused kernels on a GPU."""
 
+from collections.abc import Callable
 from functools import cache
 
 import torch
@@ -37,7 +38,19 @@ def _compiled():
     return torch.compile(flex_attention, dynamic=False, fullgraph=True)
 
 
-def block_mask(batch: int, length: int, window: int | None, segments: Tensor | None, device: torch.device) -> BlockMask:
+def kernel() -> Callable[..., Tensor]:
+    """Return FlexAttention: compiled, or as it is for the compiler that traces its caller."""
+    return flex_attention if torch.compiler.is_compiling() else _compiled()
+
+
+def block_mask(
+    batch: int,
+    length: int,
+    window: int | None,
+    segments: Tensor | None,
+    device: torch.device,
+    open_BHNN: Tensor | None = None,
+) -> BlockMask:
     """Return the visible tiles, from the ends of each tile alone: nothing of size T x T is made.
 
     Args:
@@ -46,6 +59,7 @@ def block_mask(batch: int, length: int, window: int | None, segments: Tensor | N
         window: see `attention`.
         segments: see `attention`; ids do not decrease along T, so their first and last decide for a whole tile.
         device: where the mask is used.
+        open_BHNN: bool [B, H, tiles of queries, tiles of keys], the tiles to look at, all when None.
     """
     window = length if window is None else window
 
@@ -62,6 +76,8 @@ def block_mask(batch: int, length: int, window: int | None, segments: Tensor | N
         some = some & (last[:, None, :] >= first[:, :, None])
         every = every & (first[:, None, :] == last[:, :, None])
     some, every = (x.expand(batch, 1, *x.shape[-2:]) if x.dim() == 2 else x[:, None] for x in (some, every))
+    if open_BHNN is not None:
+        some, every = some & open_BHNN, every & open_BHNN
     tiles = _listed(some & ~every), _listed(every)
     return BlockMask.from_kv_blocks(*tiles[0], *tiles[1], BLOCK, visible, seq_lengths=(length, length))
 
@@ -91,8 +107,7 @@ def attention(
             return score - slopes[head] * (t - s)
 
     q, k, v = (x.transpose(1, 2) for x in (q_BTHK, k_BTGK, v_BTGV))
-    kernel = flex_attention if torch.compiler.is_compiling() else _compiled()
-    o_BHTV = kernel(
+    o_BHTV = kernel()(
         q,
         k,
         v,
