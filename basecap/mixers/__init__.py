@@ -1,9 +1,9 @@
 """Sequence mixers: one file per architecture, found by scanning; docs/mixers.md says what a file holds."""
 
+from basecap.mixers._cache import Cache, fill_rows, step_rows
 from basecap.mixers._contract import (
     ARCHITECTURES,
     Architecture,
-    Cache,
     LayerChoice,
     Mixer,
     MixerConfig,
@@ -59,6 +59,7 @@ __all__ = [
     "depth_ratios",
     "divide",
     "error_location",
+    "fill_rows",
     "generator_for",
     "hybrid",
     "initialise",
@@ -75,6 +76,7 @@ __all__ = [
     "scaled_orthogonal",
     "shift_delta",
     "small_normal",
+    "step_rows",
     "uniform",
     "values",
 ]

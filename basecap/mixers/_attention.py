@@ -51,7 +51,9 @@ class AttentionHeads(nn.Module):
         self.q_gain = nn.Parameter(torch.empty(self.dim)) if norm == "gain" else None
         self.k_gain = nn.Parameter(torch.empty(self.dim)) if norm == "gain" else None
 
-    def forward(self, x_BTD: Tensor, segments: Tensor | None = None, start: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(
+        self, x_BTD: Tensor, segments: Tensor | None = None, start: int | Tensor = 0
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Return q [B, T, H, K], k and v [B, T, G, K]; positions count from `start`, or within `segments`."""
         q, k, v = self.qkv(x_BTD).unflatten(-1, (-1, self.dim)).split([self.heads, self.groups, self.groups], dim=2)
         if self.norm != "none":

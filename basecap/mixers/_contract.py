@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict
 from torch import Tensor, nn
 
 from basecap.errors import ConfigError, describe_error, nearest
+from basecap.mixers._cache import Cache
 from basecap.mixers._recipes import LayerSpec, ParameterRecipe, default_recipe, generator_for
 from basecap.names import split_backbone
 from basecap.ops import Influence
@@ -26,31 +27,6 @@ class MixerConfig(BaseModel):
     """Base class of mixer options: frozen, unknown keys are an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), allow_inf_nan=False)
-
-
-@dataclass(kw_only=True)
-class Cache:
-    """The decoding state of one layer: named tensors (batch first) and the number of tokens so far."""
-
-    tensors: dict[str, Tensor]
-    length: int = 0
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all tensors."""
-        return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors.values())
-
-    def rows(self, start: int, end: int) -> "Cache":
-        """Return a view of the state of sequences `start` to `end`."""
-        return Cache(tensors={name: tensor[start:end] for name, tensor in self.tensors.items()}, length=self.length)
-
-    def write(self, part: "Cache", start: int) -> None:
-        """Copy the state `part` to the sequences from `start`, and its number of tokens."""
-        for name, tensor in part.tensors.items():
-            kept = self.tensors[name][start : start + len(tensor)]
-            if kept.data_ptr() != tensor.data_ptr():
-                kept.copy_(tensor)
-        self.length = part.length
 
 
 class Mixer(nn.Module, ABC):
@@ -68,9 +44,18 @@ class Mixer(nn.Module, ABC):
     takes_shared: ClassVar[bool] = False
     #: Whether the mixer works on longer sequences than it was trained on. False if it has parameters for each position.
     takes_longer: ClassVar[bool] = True
+    #: Whether `step` takes sequences of different lengths: it reads `cache.start`, the position of each, or does not
+    #: depend on the number of tokens so far. Otherwise the sequences of each length step apart. A class with a `step`
+    #: of its own does not inherit it.
+    takes_lengths: ClassVar[bool] = False
     #: Small values of the options that set a size, for the conformance suite, so that short sequences have several
     #: heads and cross windows and chunks. Options that Config lacks, and lengths that are None, are ignored.
     tiny: ClassVar[Mapping[str, Any]] = {"heads": 2, "head_dim": 32, "chunk": 16, "window": 16}
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "step" in vars(cls) and "takes_lengths" not in vars(cls):
+            cls.takes_lengths = False
 
     def __init__(self, config: MixerConfig, layer: LayerSpec):
         super().__init__()

@@ -178,6 +178,9 @@ def remember(cache: Cache, new: Mapping[str, Tensor], *, ring: bool = False) -> 
         capacity = kept.shape[1]
         if end > capacity and not ring:
             raise ConfigError(f"the cache has room for {capacity} tokens; make it for at least {end}.")
+        if cache.lengths is not None:  # a step
+            kept[torch.arange(len(kept), device=kept.device), cache.lengths % capacity] = tensor[:, 0].to(kept.dtype)
+            continue
         if T == 1 or end <= capacity:  # a slice is copied faster than it is written by index
             slot = cache.length % capacity
             # Not kept[:, slot], which would be compiled for one slot only.

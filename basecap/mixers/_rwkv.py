@@ -102,6 +102,8 @@ class LowRank(nn.Module):
 class TimeMix(Mixer):
     """A mixer that sees the token shift of its input and keeps a recurrent state: RWKV of any generation."""
 
+    takes_lengths = True
+
     @abstractmethod
     def empty_state(self, batch: int) -> Tensor:
         """Return the state before the first token, [batch, ...], in float32 or wider."""

@@ -112,6 +112,8 @@ NARROW = (
 class Attention(HeadedMixer):
     """Multi-head causal softmax attention."""
 
+    takes_lengths = True
+
     class Config(HeadsConfig):
         """Options of softmax attention."""
 
@@ -159,16 +161,18 @@ class Attention(HeadedMixer):
 
     def step(self, x_B1D: Tensor, cache: Cache) -> Tensor:
         """Attend from one more token to the cache."""
-        q, k, v = self.project(x_B1D, start=cache.length)
+        start = cache.start
+        q, k, v = self.project(x_B1D, start=start)
         self.store(k, v, cache)
         capacity = cache.tensors["k"].shape[1]
         seen = min(cache.length, capacity)
         keys, values = (cache.tensors[name][:, :seen].to(q.dtype) for name in ("k", "v"))
         slopes, bias = self._slopes(q.device), None
         if slopes is not None:
-            age = (cache.length - 1 - torch.arange(seen, device=q.device)) % capacity
-            bias = -slopes.double()[:, None] * age  # in float64 the products are exact, like the scores
-        o_B1HK = attention_step(q, keys, values, scale=self.scale, bias_HS=bias, sinks=self.sinks)
+            age = (start - torch.arange(seen, device=q.device)) % capacity
+            bias = -slopes.double()[:, None] * age[..., None, :]  # in float64 the products are exact, like the scores
+        visible = None if cache.lengths is None else torch.arange(seen, device=q.device) <= start
+        o_B1HK = attention_step(q, keys, values, scale=self.scale, bias_HS=bias, visible_BS=visible, sinks=self.sinks)
         return self.finish(o_B1HK, x_B1D)
 
     def influence(self, x_BTD: Tensor) -> Influence:

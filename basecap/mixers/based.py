@@ -39,6 +39,7 @@ class BasedLinear(Mixer):
         feature_dim: int = Field(16, ge=1, description="query and key size per head before the expansion")
 
     sizes: ClassVar = {768: {"heads": 12}, 2048: {"heads": 16}}
+    takes_lengths = True
 
     def __init__(self, config: Config, layer: LayerSpec):
         super().__init__(config, layer)
@@ -118,6 +119,8 @@ class BasedConv(Mixer):
 
         expand: int = Field(4, ge=2, multiple_of=2, description="projected channels per channel: half u, half g")
         conv_width: int = Field(3, ge=1, description="tokens the convolution sees")
+
+    takes_lengths = True
 
     def __init__(self, config: Config, layer: LayerSpec):
         super().__init__(config, layer)

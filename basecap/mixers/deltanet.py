@@ -36,6 +36,7 @@ class DeltaNet(Mixer):
         conv_width: int = Field(4, ge=1, description="tokens the short convolutions see")
 
     sizes: ClassVar = {768: {"heads": 8}, 2048: {"heads": 16}}
+    takes_lengths = True
 
     def __init__(self, config: Config, layer: LayerSpec):
         super().__init__(config, layer)

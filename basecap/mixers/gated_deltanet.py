@@ -44,6 +44,7 @@ class GatedDeltaNet(Mixer):
         conv_width: int = Field(4, ge=1, description="tokens the short convolutions see")
 
     sizes: ClassVar = {768: {"heads": 6, "head_dim": 96}, 2048: {"heads": 6, "head_dim": 256}}
+    takes_lengths = True
 
     def __init__(self, config: Config, layer: LayerSpec):
         super().__init__(config, layer)

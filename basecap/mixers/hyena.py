@@ -85,6 +85,8 @@ class Hyena(Mixer):
     The filter is as long as the longest training sequence; older inputs have no effect.
     """
 
+    takes_lengths = True
+
     class Config(MixerConfig):
         """Options of Hyena."""
 
@@ -131,11 +133,13 @@ class Hyena(Mixer):
     def step(self, x_B1D: Tensor, cache: Cache) -> Tensor:
         """Mix one more token: one product with the whole filter, O(T)."""
         q, k, v = self.conv.step(self.in_proj(x_B1D), cache.tensors["conv"]).chunk(3, dim=-1)
+        start = cache.start
         self._remember(k * v, cache)
         past, taps = cache.tensors["past"], cache.tensors["filter"]
         capacity = past.shape[1]
-        age = (cache.length - 1 - torch.arange(capacity, device=past.device)) % capacity
-        y = (past.to(taps.dtype) * taps[:, age]).sum(1, keepdim=True)
+        age = (start - torch.arange(capacity, device=past.device)) % capacity
+        row = torch.arange(len(taps), device=past.device)[:, None]
+        y = (past.to(taps.dtype) * taps[row, age]).sum(1, keepdim=True)
         return self.out(q * y.to(q.dtype))
 
     def prefill(self, x_BTD: Tensor, cache: Cache) -> Tensor:

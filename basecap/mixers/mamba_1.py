@@ -90,6 +90,7 @@ class Mamba1(Mixer):
 
     config: Config
     sizes: ClassVar = {768: {"dt_rank": 48}, 2048: {"dt_rank": 128}}
+    takes_lengths = True
 
     def __init__(self, config: Config, layer: LayerSpec):
         super().__init__(config, layer)

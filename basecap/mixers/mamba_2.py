@@ -56,6 +56,7 @@ class Mamba2(Mixer):
 
     config: Config
     sizes: ClassVar = {768: {"heads": 24}, 2048: {"heads": 64}}
+    takes_lengths = True
 
     def __init__(self, config: Config, layer: LayerSpec):
         super().__init__(config, layer)

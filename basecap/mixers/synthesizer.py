@@ -48,6 +48,7 @@ class Synthesizer(Mixer):
 
     sizes: ClassVar = {768: {"heads": 12}, 2048: {"heads": 16}}
     takes_longer = False
+    takes_lengths = True
 
     def __init__(self, config: Config, layer: LayerSpec):
         super().__init__(config, layer)
@@ -106,10 +107,13 @@ class Synthesizer(Mixer):
         self._check(cache.length + 1)
         positions = torch.arange(cache.length + 1, device=x_B1D.device)
         v_B1D = self.value(x_B1D)
-        q = self._query(x_B1D, positions[-1:], v_B1D)
+        own = positions[-1:] if cache.lengths is None else cache.lengths[:, None]
+        q = self._query(x_B1D, own, v_B1D)
         remember(cache, {"v": self._split(v_B1D)})
         values = cache.tensors["v"][:, : cache.length].to(v_B1D.dtype)
-        return self.out(attention_step(q, self._constants(self.keys, positions, v_B1D), values).flatten(2))
+        visible = None if cache.lengths is None else positions <= own
+        k = self._constants(self.keys, positions, v_B1D)
+        return self.out(attention_step(q, k, values, visible_BS=visible).flatten(2))
 
     def prefill(self, x_BTD: Tensor, cache: Cache) -> Tensor:
         """Attend over a whole prompt and keep its values."""

@@ -40,6 +40,8 @@ class Top1Chunk(HeadedMixer):
     Queries and keys are normalised per head, then rotated. The choice has no gradient.
     """
 
+    takes_lengths = True
+
     class Config(SelectionConfig):
         """Options of Top-1 chunk selection."""
 
@@ -70,9 +72,11 @@ class Top1Chunk(HeadedMixer):
 
     def step(self, x_B1D: Tensor, cache: Cache) -> Tensor:
         """Attend from one more token."""
-        q, k, v = self.project(x_B1D, start=cache.length)
-        c = self.config
-        o_B1HK = top1_chunk_step(q, k, v, cache.tensors, cache.length, chunk=c.chunk, mode=c.mode, remote=c.remote)
+        q, k, v = self.project(x_B1D, start=cache.start)
+        c, lengths = self.config, cache.lengths
+        o_B1HK = top1_chunk_step(
+            q, k, v, cache.tensors, cache.length, lengths=lengths, chunk=c.chunk, mode=c.mode, remote=c.remote
+        )
         cache.length += 1
         return self.finish(o_B1HK, x_B1D)
 

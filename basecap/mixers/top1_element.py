@@ -26,6 +26,8 @@ class Top1Element(HeadedMixer):
     the softmax for queries and keys (straight-through).
     """
 
+    takes_lengths = True
+
     class Config(SelectionConfig):
         """Options of Top-1 element selection."""
 
@@ -54,8 +56,8 @@ class Top1Element(HeadedMixer):
 
     def step(self, x_B1D: Tensor, cache: Cache) -> Tensor:
         """Select for one more token."""
-        q, k, v = self.project(x_B1D, start=cache.length)
-        o_B1HK = top1_element_step(q, k, v, cache.tensors, cache.length)
+        q, k, v = self.project(x_B1D, start=cache.start)
+        o_B1HK = top1_element_step(q, k, v, cache.tensors, cache.length, lengths=cache.lengths)
         cache.length += 1
         return self.finish(o_B1HK.to(q.dtype), x_B1D)
 

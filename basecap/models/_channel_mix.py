@@ -25,6 +25,8 @@ class ChannelMix(nn.Module):
     RWKV-5 and RWKV-6 arXiv 2404.05892, RWKV-7 arXiv 2503.14456).
     """
 
+    takes_lengths = True
+
     def __init__(self, generation: Literal[4, 5, 6, 7], layer: LayerSpec, inner: int):
         """Build the layer of a generation of RWKV, with a squared ReLU of width `inner`."""
         super().__init__()

@@ -5,7 +5,15 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from basecap.mixers import Cache, Mixer, ParameterRecipe, declared_cost, default_recipe, refuse_other_shape
+from basecap.mixers import (
+    Cache,
+    Mixer,
+    ParameterRecipe,
+    declared_cost,
+    default_recipe,
+    refuse_other_shape,
+    step_rows,
+)
 from basecap.models.backbones import Backbone, FeedForwardLayer
 
 #: Activations between two blocks: the residual stream, and the output of the previous block, if any, still to be added.
@@ -38,6 +46,20 @@ class BlockCache:
         self.mixer.write(part.mixer, start)
         self.feed_forward.write(part.feed_forward, start)
 
+    def take(self, rows: Tensor) -> "BlockCache":
+        """Return a copy of the state of the sequences `rows`, int64 indices in any order, some of them repeated."""
+        return BlockCache(mixer=self.mixer.take(rows), feed_forward=self.feed_forward.take(rows))
+
+    def put(self, part: "BlockCache", rows: Tensor) -> None:
+        """Copy the tensors of `part` to the sequences `rows`; raises ConfigError, see `Cache.put`."""
+        self.mixer.put(part.mixer, rows)
+        self.feed_forward.put(part.feed_forward, rows)
+
+    def set_lengths(self, lengths_B: Tensor, longest: int) -> None:
+        """Set how many tokens each sequence has so far, int64 [B], and the largest of these numbers."""
+        self.mixer.set_lengths(lengths_B, longest)
+        self.feed_forward.set_lengths(lengths_B, longest)
+
 
 class Block(nn.Module):
     """x + mixer(norm(x)), then x + feed_forward(norm(x)); or both from the same x if the backbone is parallel.
@@ -66,11 +88,11 @@ class Block(nn.Module):
 
     def step(self, x_B1D: Tensor, added_B1D: Tensor | None, cache: BlockCache, shared: dict[str, Tensor]) -> Stream:
         """Transform one more token, x + added, updating `cache`."""
-        extra = (shared,) if self.mixer.takes_shared else ()
+        own = shared if self.mixer.takes_shared else None
         return self._residual(
             total(x_B1D, added_B1D),
-            lambda h: self.mixer.step(h, cache.mixer, *extra),
-            lambda feed, h: feed.step(h, cache.feed_forward),
+            lambda h: step_rows(self.mixer, h, cache.mixer, own),
+            lambda feed, h: step_rows(feed, h, cache.feed_forward),
         )
 
     def prefill(self, x_BTD: Tensor, added_BTD: Tensor | None, cache: BlockCache, shared: dict[str, Tensor]) -> Stream:

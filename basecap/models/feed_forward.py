@@ -27,6 +27,8 @@ def _thirds(parts: int, hidden: int) -> int:
 class FeedForward(nn.Module):
     """`down(act(up(x)))`, or `down(act(gate(x)) * up(x))` when gated (arXiv 2002.05202, eq. 6)."""
 
+    takes_lengths = True
+
     def __init__(
         self, activation: Activation, layer: LayerSpec, inner: int, *, bias: bool = False, scheme: Scheme = "gpt-2"
     ):

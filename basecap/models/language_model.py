@@ -9,7 +9,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
 from basecap.errors import ConfigError
-from basecap.mixers import ParameterRecipe, default_recipe, initialise, normal, positions_of
+from basecap.mixers import Cache, ParameterRecipe, default_recipe, fill_rows, initialise, normal, positions_of
 from basecap.models.backbones import BACKBONES, Backbone
 from basecap.models.blocks import Block, BlockCache, Stream, total
 from basecap.models.config import ModelConfig
@@ -198,7 +198,7 @@ class LanguageModel(nn.Module):
         seen = caches[0].mixer.length
         if seen:
             raise ConfigError(f"the caches have seen {seen} tokens; prefill new ones, or continue with step.")
-        x = self._embed(tokens_BT, 0)
+        x = self._embed(tokens_BT)
         added: Tensor | None = None
         shared: dict[str, Tensor] = {}
         for prefill, cache in zip(self._block_prefills, caches, strict=True):
@@ -206,13 +206,32 @@ class LanguageModel(nn.Module):
         return self._prompt_logits(x, added)
 
     @torch.no_grad()
+    def prefill_each(self, prompts: Sequence[Tensor], caches: Caches) -> Tensor:
+        """Read prompts of any lengths, int64 [T] each, into empty `caches`; return the next logits [B, vocab].
+
+        Prompts of one length are read together and none is padded, so the state of each is that of the prompt alone.
+        `step` then reads one more token of each, at its own position. The caches must be made for the longest prompt
+        and what follows it. `[cache.take(rows) for cache in caches]` reorders, drops or repeats sequences.
+
+        Left-padded tokens with a mask, both [B, T], are `[row[own] for row, own in zip(tokens, mask.bool())]` here.
+
+        Raises:
+            ConfigError: as `prefill`, or a mixer whose decoding state changes its shape (`Cache.put`).
+        """
+
+        def fill(rows: list[int], part: Caches) -> Tensor:
+            return self.prefill(torch.stack([prompts[row] for row in rows]), part)
+
+        return fill_rows(caches, [len(prompt) for prompt in prompts], fill, self.embedding.weight.device)
+
+    @torch.no_grad()
     def step(self, tokens_B1: Tensor, caches: Caches) -> Tensor:
-        """Read one more token, int64 [B, 1]; return the logits of the token after it [B, vocab].
+        """Read one more token of each sequence, int64 [B, 1]; return the logits of the token after it [B, vocab].
 
         Raises:
             ConfigError: no token or several, or more tokens than learned positions.
         """
-        x = self._embed(tokens_B1, caches[0].mixer.length)
+        x = self._embed(tokens_B1, cache=caches[0].mixer)
         if x.shape[1] > 1:
             raise ConfigError(f"a step reads one token at a time, not {x.shape[1]}; read a prompt with prefill.")
         added: Tensor | None = None
@@ -242,7 +261,7 @@ class LanguageModel(nn.Module):
         check_devices({"tokens": tokens_BT, "segments": segments_BT})
         if self.decoder is not None and segments_BT is not None:
             raise ConfigError("a model with a decoder reads one sequence per row; leave out segments.")
-        x, added = self._embed(tokens_BT, 0, segments_BT), None
+        x, added = self._embed(tokens_BT, segments_BT), None
         shared: dict[str, Tensor] = {}
         selective = self.checkpointing == "selective"
         recomputed = self.checkpointing and torch.is_grad_enabled() and not (selective and self.compiled)
@@ -275,13 +294,13 @@ class LanguageModel(nn.Module):
                 f"learned positions end at {self.config.max_length} tokens; take at most that many, not {length}."
             )
 
-    def _embed(self, tokens: Tensor, start: int, segments: Tensor | None = None) -> Tensor:
+    def _embed(self, tokens: Tensor, segments: Tensor | None = None, cache: Cache | None = None) -> Tensor:
         if tokens.dim() != 2 or tokens.shape[1] < 1:
             raise ConfigError(f"tokens {tuple(tokens.shape)} must be [B, T] with at least one token.")
         x = self.embedding(tokens)
         if self.positions is not None:
-            end = start + tokens.shape[1]
-            positions = torch.arange(start, end, device=tokens.device)
+            end = tokens.shape[1] + (0 if cache is None else cache.length)
+            positions = torch.arange(tokens.shape[1], device=tokens.device) + (0 if cache is None else cache.start)
             if segments is not None:
                 positions = positions_of(segments)
                 # A row may be longer than each of its segments; otherwise no synchronisation with the GPU is needed.

@@ -22,7 +22,17 @@ import torch
 from torch import Tensor, nn
 
 from basecap.errors import BasecapError, ConfigError, describe_error
-from basecap.mixers import Cache, LayerChoice, LayerSpec, Mixer, build_mixer, error_location, generator_for, initialise
+from basecap.mixers import (
+    Cache,
+    LayerChoice,
+    LayerSpec,
+    Mixer,
+    build_mixer,
+    error_location,
+    generator_for,
+    initialise,
+    step_rows,
+)
 from basecap.registry import source_location
 
 BATCH = 2
@@ -100,7 +110,7 @@ class Layers(nn.Module):
 
     def step(self, x_B1D: Tensor, caches: list[Cache]) -> Tensor:
         """Mix the next token."""
-        y = self._chain(x_B1D, lambda mixer, i, x, *shared: mixer.step(x, caches[i], *shared))
+        y = self._chain(x_B1D, lambda mixer, i, x, *shared: step_rows(mixer, x, caches[i], *shared))
         found = y.shape if isinstance(y, Tensor) else None
         if found != x_B1D.shape:
             cls, wanted = type(self.mixers[-1]), list(x_B1D.shape)

@@ -10,6 +10,7 @@ from torch import Tensor
 from basecap.testing._derivatives import gradients, worst
 from basecap.testing._harness import BATCH, Check, Harness, Layers, largest, root_mean_square, roundoff
 from basecap.testing._proofs import decode
+from basecap.testing._unequal import decode_each, each_from
 
 
 class Lower:
@@ -35,9 +36,12 @@ class Lower:
 
     @torch.no_grad()
     def decoding(self) -> Iterator[Check]:
-        """A prompt followed by steps."""
-        caches = self.layers.init_cache(BATCH, self.harness.length)
-        yield from self._compare("decode", decode(self.layers, self.x, caches, self.harness.length // 2), self._y)
+        """A prompt followed by steps, also prompts of different lengths."""
+        length = self.harness.length
+        caches = self.layers.init_cache(BATCH, length)
+        yield from self._compare("decode", decode(self.layers, self.x, caches, length // 2), self._y)
+        found = decode_each(self.layers, self.x, length)
+        yield from self._compare("decode unequal prompts", found, each_from(self._y, length))
 
     def gradients(self) -> Iterator[Check]:
         """Gradients as in training: in 16 bits with float32 parameters under autocast."""

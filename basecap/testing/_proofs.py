@@ -16,6 +16,7 @@ from basecap.testing import _causality
 from basecap.testing._derivatives import derivatives
 from basecap.testing._harness import BATCH, SEED, Check, Harness, Layers, empty_cache, largest, roundoff
 from basecap.testing._narrowing import float64
+from basecap.testing._unequal import unequal_prompts
 
 #: Begins messages about the long test sequence, which is tested in the second layer.
 LATER = "with layer.index 1"
@@ -259,11 +260,17 @@ def packed_gradients(harness: Harness) -> Iterator[Check]:
 
 @torch.no_grad()
 def batches(harness: Harness) -> Iterator[Check]:
-    """The output of a row does not depend on the other rows."""
+    """The output of a row does not depend on the other rows, nor on their number."""
     alone = torch.cat([harness.layers(row[None]) for row in harness.x])
     forward = harness.place("forward")
     broken = f"{forward} mixes the rows of a batch: the output of a row alone differs from its output in a batch"
     yield harness.same("batch invariance", alone, harness.y, broken)
+    short = harness.length // 4
+    x = harness.random("x of a batch", ROWS, short, harness.hidden)
+    y = harness.layers(x)
+    for count in (1, 3):
+        broken = f"{forward} gives another output for a row in a batch of {count} than in one of {ROWS}"
+        yield harness.same(f"batch of {count} and of {ROWS}", harness.layers(x[:count]), y[:count], broken)
 
 
 def state_bytes(harness: Harness) -> Iterator[Check]:
@@ -362,6 +369,7 @@ LONG_PROOFS: tuple[Callable[[Harness], Iterator[Check]], ...] = (long_causality,
 
 PROOFS: tuple[Callable[[Harness], Iterator[Check]], ...] = (
     decoding,
+    unequal_prompts,
     packing,
     packed_gradients,
     derivatives,

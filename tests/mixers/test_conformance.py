@@ -99,6 +99,16 @@ class RandomAndLeaking(Attention):
         return super().forward(nn.functional.dropout(x_BTD + x_BTD.flip(1), 0.5), segments)
 
 
+class MisplacesShortPrompts(Attention):
+    takes_lengths = True
+
+    def step(self, x_B1D, cache: Cache):
+        own, cache.lengths = cache.lengths, None
+        y_B1D = super().step(x_B1D, cache)
+        cache.lengths = own
+        return y_B1D
+
+
 class IgnoresSegments(Attention):
     def forward(self, x_BTD, segments=None):
         return super().forward(x_BTD, None)
@@ -210,6 +220,7 @@ def register(monkeypatch):
         (RandomAndLeaking, {"repetition"}),
         (ForgetsInDecoding, {"decode"}),
         (MiscountsTokens, {"prefill 1, then decode: cache length"}),
+        (MisplacesShortPrompts, {"unequal prompts", "decode unequal prompts in float32"}),
         (IgnoresSegments, {"packed segments", "packed gradients"}),
         (MixesTheBatch, {"batch invariance"}),
         (WrongGradient, {"derivatives"}),

@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+from basecap.errors import ConfigError
+from basecap.mixers import Cache
 from basecap.models.config import LayerConfig, model_config
 from basecap.models.language_model import LanguageModel
 
@@ -37,3 +39,39 @@ def test_a_mixed_model_decodes_as_it_prefills(backbone: str, pattern: list[str])
         caches = model.init_cache(2, LENGTH)
         found = [model.step(tokens[:, t : t + 1], caches) for t in range(LENGTH)]
     torch.testing.assert_close(torch.stack(found, dim=1), logits)
+
+
+@pytest.mark.parametrize(
+    ("backbone", "pattern"),
+    [
+        ("transformer++ absolute", ["top1-chunk-exact", "transformer++"]),
+        ("mamba-2", ["mamba-2", "hyena"]),
+        ("rwkv-7", ["rwkv-7", "top1-element"]),
+    ],
+)
+def test_prompts_of_any_lengths_decode_as_each_alone(backbone: str, pattern: list[str]):
+    config = model_config(backbone, hidden=64, vocab=50, layers=2, pattern=layers(*pattern), max_length=LENGTH)
+    model = LanguageModel(config).initialise(0).double()
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(50, (4, LENGTH), generator=generator)
+    lengths = torch.tensor([30, 1, PROMPT, 30])
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.05 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+        logits, caches = model.logits(tokens), model.init_cache(4, LENGTH)
+        found = model.prefill_each([row[:length] for row, length in zip(tokens, lengths, strict=True)], caches)
+        torch.testing.assert_close(found, logits[torch.arange(4), lengths - 1])
+        for kept in ([0, 1, 2, 3], [2, 1], [0, 1, 0]):  # all, some in another order, one of these twice
+            tokens, lengths, logits = tokens[kept], lengths[kept], logits[kept]
+            caches, row = [cache.take(torch.tensor(kept)) for cache in caches], torch.arange(len(kept))
+            for _ in range(10):
+                found = model.step(tokens[row, lengths, None], caches)
+                torch.testing.assert_close(found, logits[row, lengths])
+                lengths = lengths + 1
+
+
+def test_a_state_that_grows_is_refused_for_prompts_of_different_lengths():
+    cache = Cache(tensors={"past": torch.zeros(2, 3, 8)})
+    grown = Cache(tensors={"past": torch.zeros(1, 4, 8)})
+    with pytest.raises(ConfigError, match=r"'past' changes its shape from \[3, 8\] to \[4, 8\]"):
+        cache.put(grown, torch.tensor([1]))

@@ -58,7 +58,14 @@ def check_packing(x_BTHK: Tensor, segments: Tensor | None, cu_seqlens: Tensor | 
         raise ConfigError(f"cu_seqlens must increase strictly from 0 to T = {length}.")
 
 
-def check_cache(new: dict[str, Tensor], cache: dict[str, Tensor], length: int, *, chunk: int | None = None) -> None:
+def check_cache(
+    new: dict[str, Tensor],
+    cache: dict[str, Tensor],
+    length: int,
+    *,
+    chunk: int | None = None,
+    lengths: Tensor | None = None,
+) -> None:
     """Raise ConfigError unless a cache of `length` tokens takes these.
 
     Args:
@@ -67,8 +74,14 @@ def check_cache(new: dict[str, Tensor], cache: dict[str, Tensor], length: int, *
             under autocast they are narrower than the parameters.
         length: tokens already in the cache.
         chunk: C, where the cache has "sums" too.
+        lengths: such numbers of sequences that differ.
     """
     check_heads(new)
+    if lengths is not None and (lengths.shape != new["k"].shape[:1] or lengths.dtype != torch.int64):
+        raise ConfigError(
+            f"lengths {tuple(lengths.shape)}, {lengths.dtype}, must be int64 [B], ({len(new['k'])},); give one number "
+            "for each sequence."
+        )
     names = ("k", "v") if chunk is None else ("k", "v", "sums")
     if not isinstance(cache, dict):
         raise ConfigError(f"cache must be a dict of the tensors {', '.join(names)}, not {type(cache).__name__}.")
@@ -99,3 +112,10 @@ def check_cache(new: dict[str, Tensor], cache: dict[str, Tensor], length: int, *
             raise ConfigError(f"the cache's {name} is on {held.device}, k is on {k.device}; put both on one device.")
         if held.dtype not in FLOATS or torch.promote_types(held.dtype, k.dtype) != held.dtype:
             raise ConfigError(f"k is {k.dtype}, the cache's {name} {held.dtype}; make the cache with dtype={k.dtype}.")
+
+
+def append_rows(cache: dict[str, Tensor], k: Tensor, v: Tensor, lengths: Tensor) -> None:
+    """Write the key and the value of one token [B, 1, G, K] after the `lengths` [B] tokens of each sequence."""
+    row = torch.arange(len(lengths), device=lengths.device)
+    cache["k"][row, lengths] = k[:, 0].to(cache["k"].dtype)
+    cache["v"][row, lengths] = v[:, 0].to(cache["v"].dtype)

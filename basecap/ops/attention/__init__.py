@@ -86,16 +86,18 @@ def attention_step(
     *,
     scale: float | None = None,
     bias_HS: Tensor | None = None,
+    visible_BS: Tensor | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
     """Attend from one query to every key of a cache, o = sum_s softmax_s(scale * q.k_s + bias_s) v_s.
 
     Args:
         q_B1HK: queries, H a multiple of G.
-        k_BSGK: keys, all visible, in any order.
+        k_BSGK: keys, in any order.
         v_BSGV: values.
         scale: positive factor of the scores; 1/sqrt(K) when None.
-        bias_HS: added to the scores.
+        bias_HS: added to the scores; [B, H, S] where sequences differ.
+        visible_BS: bool, which keys the query sees; all when None.
         sinks: [H], see `attention`.
 
     Returns:
@@ -105,24 +107,32 @@ def attention_step(
         ConfigError: shapes, dtypes or devices that do not match, or an invalid scale.
     """
     _check_keys(q_B1HK, k_BSGK, v_BSGV)
-    _, T, H, _ = q_B1HK.shape
+    (B, T, H, _), S = q_B1HK.shape, k_BSGK.shape[1]
     if T != 1:
         raise ConfigError(f"q has {T} tokens; a step takes one at a time.")
     scale = check_scale(scale, q_B1HK.shape[3])
     if bias_HS is not None:
         check_floating({"bias": bias_HS})
-        if bias_HS.shape != (H, k_BSGK.shape[1]):
-            raise ConfigError(f"bias {list(bias_HS.shape)} must be [H, S] = {[H, k_BSGK.shape[1]]}.")
+        if bias_HS.shape not in ((H, S), (B, H, S)):
+            raise ConfigError(f"bias {list(bias_HS.shape)} must be [H, S] or [B, H, S] = {[B, H, S]}.")
+    if visible_BS is not None and (visible_BS.shape != (B, S) or visible_BS.dtype != torch.bool):
+        raise ConfigError(f"visible {list(visible_BS.shape)}, {visible_BS.dtype}, must be bool [B, S] = {[B, S]}.")
     _check_sinks(sinks, H)
-    check_devices({"q": q_B1HK, "k": k_BSGK, "v": v_BSGV, "bias": bias_HS, "sinks": sinks})
+    check_devices({"q": q_B1HK, "k": k_BSGK, "v": v_BSGV, "bias": bias_HS, "visible": visible_BS, "sinks": sinks})
     grouped, V = eager.differ(H, k_BSGK.shape[2]), v_BSGV.shape[3]
     if sinks is not None:
         q_B1HK, k_BSGK, v_BSGV = eager.with_sinks(q_B1HK, k_BSGK, v_BSGV, scale, sinks)
         bias_HS = None if bias_HS is None else F.pad(bias_HS, (1, 0))
+        visible_BS = None if visible_BS is None else F.pad(visible_BS, (1, 0), value=True)
     q, k, v = (x.transpose(1, 2) for x in (q_B1HK, k_BSGK, v_BSGV))
-    if bias_HS is not None:
-        return eager.biased(q, k, v, bias_HS[None, :, None], scale, grouped)[..., :V].transpose(1, 2)
-    return F.scaled_dot_product_attention(q, k, v, scale=scale, enable_gqa=grouped)[..., :V].transpose(1, 2)
+    mask = None if visible_BS is None else visible_BS[:, None, None]
+    if bias_HS is None:
+        o_BH1V = F.scaled_dot_product_attention(q, k, v, mask, scale=scale, enable_gqa=grouped)
+    else:
+        bias = (bias_HS if bias_HS.dim() == 3 else bias_HS[None])[:, :, None]
+        bias = bias if mask is None else bias.masked_fill(~mask, float("-inf"))
+        o_BH1V = eager.biased(q, k, v, bias, scale, grouped)
+    return o_BH1V[..., :V].transpose(1, 2)
 
 
 def _check(

@@ -1,6 +1,7 @@
 """Decoding with Top-1 chunk selection: a cache of keys and values, with the sum of each chunk's keys."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import cast
 
 import torch
@@ -85,6 +86,7 @@ def top1_chunk_step(
     cache: dict[str, Tensor],
     length: int,
     *,
+    lengths: Tensor | None = None,
     chunk: int = 128,
     mode: str = "exact",
     scale: float | None = None,
@@ -104,11 +106,12 @@ def top1_chunk_step(
         v: its value [B, 1, G, K].
         cache: from `top1_chunk_cache`, with the same `chunk`; a wider dtype than that of q, k and v may be used.
         length: tokens already in the cache; the caller adds one after each step, and may subtract any number.
+        lengths: int64 [B], such numbers of sequences that differ, none above `length`; for the eager backend.
         chunk: see `top1_chunk`.
         mode: see `top1_chunk`.
         scale: see `top1_chunk`.
         remote: see `top1_chunk`.
-        backend: see `top1_chunk`.
+        backend: see `top1_chunk`; "auto" is "eager" with `lengths`.
 
     Returns:
         [B, 1, H, K] in the dtype of q.
@@ -119,13 +122,18 @@ def top1_chunk_step(
     """
     if torch.compiler.is_compiling():
         held = [cache[name] for name in CACHE]
-        return _step_operator([q, k, v], held, length, chunk, mode, scale, remote, backend)
-    check_cache({"q": q, "k": k, "v": v}, cache, length, chunk=check_chunk(chunk))
+        token = [q, k, v] if lengths is None else [q, k, v, lengths]
+        return _step_operator(token, held, length, chunk, mode, scale, remote, backend)
+    check_cache({"q": q, "k": k, "v": v}, cache, length, chunk=check_chunk(chunk), lengths=lengths)
     chunk, scale, remote = check_options(q, chunk, mode, scale, remote)
     length = int(length)
     dtype = q.dtype
     q, k, v = (x.to(cache["k"].dtype) for x in (q, k, v))
     remote = min(remote, most_remote(cache["k"].shape[1], chunk))
+    if lengths is not None:
+        if backend not in ("auto", "eager"):
+            raise ConfigError(f"backend {backend!r} takes sequences of one length; leave out lengths or the backend.")
+        return eager.decode((q, k, v), cache, length, chunk, mode == "exact", scale, remote, lengths).to(dtype)
     run = functions_of(STEP_FAMILIES[choose("top1_chunk_step", backend, STEP_FAMILIES, q, chunk)])
     o: Tensor = run.decode((q, k, v), cache, length, chunk, mode == "exact", scale, remote)
     return o.to(dtype)
@@ -145,15 +153,14 @@ def _step_operator(
 ) -> Tensor:
     """Run `top1_chunk_step` as one node of a compiled graph.
 
-    `token` is q, k and v, `held` the tensors of the cache, `selection` the `mode`: a name that PyTorch does not let an
-    operator's argument have.
+    `token` is q, k and v, and the lengths if sequences differ, `held` the tensors of the cache, `selection` the `mode`:
+    a name that PyTorch does not let an operator's argument have.
     """
-    q, k, v = token
+    (q, k, v), lengths = token[:3], token[3] if len(token) > 3 else None
     cache = dict(zip(CACHE, held, strict=True))
     chosen = cast(Backend, backend)
-    return top1_chunk_step(
-        q, k, v, cache, length, chunk=chunk, mode=selection, scale=scale, remote=remote, backend=chosen
-    )
+    step = partial(top1_chunk_step, chunk=chunk, mode=selection, scale=scale, remote=remote, backend=chosen)
+    return step(q, k, v, cache, length, lengths=lengths)
 
 
 @_step_operator.register_fake

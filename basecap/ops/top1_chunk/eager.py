@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from basecap.ops._dispatch import EAGER, without_autocast
+from basecap.ops._selection.checks import append_rows
 
 RUNS, BACKEND = EAGER, "eager"
 
@@ -183,17 +184,37 @@ def attend_backward(do: Tensor, saved: Sequence[Tensor], chunk: int, scale: floa
 
 
 def decode(
-    token: Sequence[Tensor], cache: dict[str, Tensor], length: int, chunk: int, exact: bool, scale: float, remote: int
+    token: Sequence[Tensor],
+    cache: dict[str, Tensor],
+    length: int,
+    chunk: int,
+    exact: bool,
+    scale: float,
+    remote: int,
+    lengths: Tensor | None = None,
 ) -> Tensor:
-    """Return the output [B, 1, H, K] of a token (q, k, v), which joins the `length` in the cache."""
+    """Return the output [B, 1, H, K] of a token (q, k, v), which joins the `length` in the cache, or `lengths` [B]."""
     q, k, v = token
-    cache["k"][:, length] = k[:, 0]
-    cache["v"][:, length] = v[:, 0]
-    if (length + 1) % chunk == 0:
-        sum_keys(cache, length // chunk, length // chunk + 1, chunk)
+    if lengths is None:
+        cache["k"][:, length] = k[:, 0]
+        cache["v"][:, length] = v[:, 0]
+        if (length + 1) % chunk == 0:
+            sum_keys(cache, length // chunk, length // chunk + 1, chunk)
+    else:
+        append_rows(cache, k, v, lengths)
+        _sum_filled(cache, lengths, chunk)
     # Under autocast the scores would be rounded to half precision.
     with without_autocast(q.device):
-        return _attend_cache(q, cache, length + 1, chunk, exact, scale, remote)
+        return _attend_cache(q, cache, length + 1, chunk, exact, scale, remote, lengths)
+
+
+def _sum_filled(cache: dict[str, Tensor], lengths: Tensor, chunk: int) -> None:
+    """Write the sums of the chunks that are full with the token after `lengths` [B]."""
+    row, own = torch.arange(len(lengths), device=lengths.device), lengths // chunk
+    place = (own * chunk)[:, None] + torch.arange(chunk, device=lengths.device)
+    keys = cache["k"][row[:, None], place.clamp(max=cache["k"].shape[1] - 1)]
+    sums, full = cache["sums"], ((lengths + 1) % chunk == 0)[:, None, None]
+    sums[row, own] = torch.where(full, keys.sum(1, dtype=sums.dtype), sums[row, own])
 
 
 def sum_keys(cache: dict[str, Tensor], start: int, end: int, chunk: int) -> None:
@@ -207,30 +228,44 @@ def sum_keys(cache: dict[str, Tensor], start: int, end: int, chunk: int) -> None
 
 
 def _attend_cache(
-    q: Tensor, cache: dict[str, Tensor], length: int, chunk: int, exact: bool, scale: float, remote: int
+    q: Tensor,
+    cache: dict[str, Tensor],
+    length: int,
+    chunk: int,
+    exact: bool,
+    scale: float,
+    remote: int,
+    lengths: Tensor | None,
 ) -> Tensor:
+    """Return the output at the last of `length` tokens, or at position `lengths` [B] of each sequence."""
     B, _, H, K = q.shape
     k, v = cache["k"], cache["v"]
     G = k.shape[2]
     wide = cache["sums"].dtype
-    full = (length - 1) // chunk
+    full = (length - 1) // chunk  # chunks before that of the query, in the longest sequence
+    if lengths is None:
+        newest, reach = torch.full((1, 1, 1, 1), length - 1, device=q.device), length - full * chunk
+    else:
+        newest, reach = lengths[:, None, None, None], chunk
+    own = newest // chunk
     remote = min(remote, full)
     q_BGRK = q[:, 0].unflatten(1, (G, H // G))
-    local = torch.arange(full * chunk, length, device=q.device).expand(B, G, H // G, -1)
-    place, hidden = local, torch.zeros_like(local, dtype=torch.bool)
+    local = (own * chunk + torch.arange(reach, device=q.device)).expand(B, G, H // G, -1)
+    place, hidden = local.minimum(newest), local > newest
     if remote:
         if exact:
             k_BMCGK = k[:, : full * chunk].unflatten(1, (full, chunk)).to(wide)
             score = (torch.einsum("bgrk,bmcgk->bgrmc", q_BGRK.to(wide), k_BMCGK) * scale).logsumexp(-1)
         else:
             score = torch.einsum("bgrk,bmgk->bgrm", q_BGRK.to(wide), cache["sums"][:, :full])
-        score = score.masked_fill(score.isnan(), float("-inf"))
+        later = torch.arange(full, device=q.device) >= own
+        score = score.masked_fill(score.isnan() | later, float("-inf"))
         best, chosen = (x[..., :remote, None] for x in score.sort(dim=-1, descending=True, stable=True))
         none = best == float("-inf")
         inside = torch.arange(chunk, device=q.device)
         # The own token stands for a chunk that is not chosen, and is hidden: NaN would count even with weight 0.
-        remote_place = torch.where(none, length - 1, chosen * chunk + inside).flatten(3)
-        place = torch.cat([remote_place, local], dim=3)
+        remote_place = torch.where(none, newest[..., None], chosen * chunk + inside).flatten(3)
+        place = torch.cat([remote_place, place], dim=3)
         hidden = torch.cat([none.expand(-1, -1, -1, -1, chunk).flatten(3), hidden], dim=3)
     row = torch.arange(B, device=q.device)[:, None, None, None]
     head = torch.arange(G, device=q.device)[:, None, None]

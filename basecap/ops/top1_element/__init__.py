@@ -7,7 +7,7 @@ from torch import Tensor
 
 from basecap.ops._dispatch import Backend, choose, without_autocast
 from basecap.ops._influence import Influence, wide
-from basecap.ops._selection.checks import check_cache, check_heads, check_packing
+from basecap.ops._selection.checks import append_rows, check_cache, check_heads, check_packing
 from basecap.ops._shapes import check_scale
 from basecap.ops._transforms import refuse_create_graph, refuse_transforms, wants_gradients
 from basecap.ops.attention import attention
@@ -135,7 +135,9 @@ def influence(q: Tensor, k: Tensor, *, segments: Tensor | None = None) -> Influe
 
 
 @torch.no_grad()  # else the cache would keep the graphs of all its tokens
-def top1_element_step(q: Tensor, k: Tensor, v: Tensor, cache: dict[str, Tensor], length: int) -> Tensor:
+def top1_element_step(
+    q: Tensor, k: Tensor, v: Tensor, cache: dict[str, Tensor], length: int, *, lengths: Tensor | None = None
+) -> Tensor:
     """Append one token to the cache, in place, and return the value [B, 1, H, K] of its best key, in the cache's dtype.
 
     A position may be written again: with a smaller `length`, what the cache held after it makes no difference. The
@@ -147,24 +149,32 @@ def top1_element_step(q: Tensor, k: Tensor, v: Tensor, cache: dict[str, Tensor],
         v: its value [B, 1, G, K].
         cache: "k" and "v" [B, max_length, G, K].
         length: tokens already in the cache; the caller adds one after each step, and may subtract any number.
+        lengths: int64 [B], such numbers of sequences that differ, none above `length`.
 
     Raises:
         ConfigError: a full cache, or one made for other shapes, dtypes or devices.
     """
-    check_cache({"q": q, "k": k, "v": v}, cache, length)
+    check_cache({"q": q, "k": k, "v": v}, cache, length, lengths=lengths)
     length = length if torch.compiler.is_compiling() else int(length)  # int() would compile code for one length
-    cache["k"][:, length : length + 1] = k
-    cache["v"][:, length : length + 1] = v
     B, _, H, K = q.shape
+    position = torch.arange(length + 1, device=q.device)
+    if lengths is None:
+        cache["k"][:, length : length + 1] = k
+        cache["v"][:, length : length + 1] = v
+        own, hidden = torch.full((1, 1, 1, 1), length, device=q.device), None
+    else:
+        append_rows(cache, k, v, lengths)
+        own = lengths[:, None, None, None]
+        hidden = position > own
     G = k.shape[2]
     wide = torch.promote_types(cache["k"].dtype, torch.float32)
     q_BGRK = q[:, 0].unflatten(1, (G, H // G)).to(wide)
     with without_autocast(q.device):
         scores = torch.einsum("bgrk,bsgk->bgrs", q_BGRK, cache["k"][:, : length + 1].to(wide))
-    scores = scores.masked_fill(scores.isnan(), float("-inf"))
+    unseen = scores.isnan() if hidden is None else scores.isnan() | hidden
+    scores = scores.masked_fill(unseen, float("-inf"))
     best = scores == scores.amax(-1, keepdim=True)
-    position = torch.arange(length + 1, device=q.device)
-    chosen = torch.where(best, position, length).amin(-1)
+    chosen = torch.where(best, position, own).amin(-1)
     row = torch.arange(B, device=q.device)[:, None, None]
     head = torch.arange(G, device=q.device)[:, None]
     return cache["v"][row, chosen, head].reshape(B, 1, H, K)

@@ -1,0 +1,170 @@
+"""The decoding state of a layer, and a step for sequences of different lengths."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from basecap.errors import ConfigError
+
+
+@dataclass(kw_only=True)
+class Cache:
+    """The decoding state of one layer: named tensors (batch first) and the number of tokens so far.
+
+    Attributes:
+        tensors: the state; a tensor that is expanded along the batch is shared by all sequences.
+        length: tokens so far in every sequence; where they differ, at least those of the longest one.
+        lengths: int64 [B], the tokens so far in each sequence where these may differ, else None. `step_rows`, the
+            caller of `step`, adds 1 to them after it.
+    """
+
+    tensors: dict[str, Tensor]
+    length: int = 0
+    lengths: Tensor | None = None
+
+    @property
+    def start(self) -> "int | Tensor":
+        """The position of the next token: `length`, or int64 [B, 1] where sequences differ."""
+        return self.length if self.lengths is None else self.lengths[:, None]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors.values())
+
+    def rows(self, start: int, end: int) -> "Cache":
+        """Return a view of the state of sequences `start` to `end`."""
+        tensors = {name: tensor[start:end] for name, tensor in self.tensors.items()}
+        lengths = None if self.lengths is None else self.lengths[start:end]
+        return Cache(tensors=tensors, length=self.length, lengths=lengths)
+
+    def write(self, part: "Cache", start: int) -> None:
+        """Copy the state `part` to the sequences from `start`, and its number of tokens."""
+        for name, tensor in part.tensors.items():
+            kept = self.tensors[name][start : start + len(tensor)]
+            if kept.data_ptr() != tensor.data_ptr():
+                kept.copy_(tensor)
+        self.length = part.length
+
+    def take(self, rows: Tensor) -> "Cache":
+        """Return a copy of the state of the sequences `rows`, int64 indices in any order, some of them repeated."""
+        tensors = {
+            name: tensor[:1].expand(len(rows), *tensor.shape[1:]) if _is_shared(tensor) else tensor[rows]
+            for name, tensor in self.tensors.items()
+        }
+        lengths = None if self.lengths is None else self.lengths[rows]
+        return Cache(tensors=tensors, length=self.length, lengths=lengths)
+
+    def put(self, part: "Cache", rows: Tensor) -> None:
+        """Copy the tensors of `part` to the sequences `rows`, int64 indices without repetition; no lengths.
+
+        Raises:
+            ConfigError: a tensor of `part` has another shape than it was made with.
+        """
+        for name, tensor in part.tensors.items():
+            kept = self.tensors[name]
+            if kept.shape[1:] != tensor.shape[1:]:
+                raise ConfigError(
+                    f"the decoding state {name!r} changes its shape from {list(kept.shape[1:])} to "
+                    f"{list(tensor.shape[1:])} for each sequence; sequences of different lengths need one shape, so "
+                    "write into the tensor of init_cache."
+                )
+            if not _is_shared(kept):
+                kept[rows] = tensor.to(kept.dtype)
+
+    def set_lengths(self, lengths_B: Tensor, longest: int) -> None:
+        """Set how many tokens each sequence has so far, int64 [B], and the largest of these numbers."""
+        self.length, self.lengths = longest, lengths_B
+
+
+def _is_shared(tensor: Tensor) -> bool:
+    return len(tensor) > 1 and tensor.stride(0) == 0
+
+
+def step_rows(layer: Any, x_B1D: Tensor, cache: Cache, shared: dict[str, Tensor] | None = None) -> Tensor:
+    """Return `layer.step(x, cache)` for sequences that may have different lengths, `cache.lengths`.
+
+    A layer that does not declare `takes_lengths` steps once for each length, with the sequences that have it and a
+    cache as it knows them.
+
+    Args:
+        layer: a mixer, or the other half of a block.
+        x_B1D: the next token of each sequence.
+        cache: updated in place.
+        shared: third argument of `step`, for mixers that declare `takes_shared`.
+
+    Raises:
+        ConfigError: lengths differ, and the state of a layer without `takes_lengths` changes its shape.
+    """
+    extra = () if shared is None else (shared,)
+    if cache.lengths is None:
+        return layer.step(x_B1D, cache, *extra)
+    if getattr(layer, "takes_lengths", False):
+        y_B1D: Tensor = layer.step(x_B1D, cache, *extra)
+    else:
+        y_B1D = _step_by_length(layer, x_B1D, cache, cache.lengths, shared)
+        cache.length += 1
+    cache.lengths = cache.lengths + 1
+    return y_B1D
+
+
+def _step_by_length(
+    layer: Any, x_B1D: Tensor, cache: Cache, lengths_B: Tensor, shared: dict[str, Tensor] | None
+) -> Tensor:
+    lengths, device = lengths_B.tolist(), lengths_B.device
+    groups, outputs, stored = _by_length(lengths), [], list[dict[str, Tensor]]()
+    for group in groups:
+        rows = torch.tensor(group, device=device)
+        part = cache.take(rows)
+        part.length, part.lengths = lengths[group[0]], None
+        own = {name: value[rows] for name, value in (shared or {}).items()}
+        outputs.append(layer.step(x_B1D[rows], part, *(() if shared is None else (own,))))
+        stored.append(own)
+        cache.put(part, rows)
+    order = _order(groups, device)
+    if shared is not None:
+        shared.update({name: torch.cat([own[name] for own in stored])[order] for name in stored[0]})
+    return torch.cat(outputs)[order]
+
+
+def fill_rows(
+    caches: Sequence[Any], lengths: Sequence[int], fill: Callable[[list[int], list[Any]], Tensor], device: torch.device
+) -> Tensor:
+    """Fill empty caches with prompts of different lengths and return what `fill` returns, in the order of `lengths`.
+
+    The prompts of one length are read together and none is padded, so the state of each is that of the prompt alone.
+
+    Args:
+        caches: of a model's layers or blocks, with `take`, `put` and `set_lengths`.
+        lengths: tokens of each prompt.
+        fill: takes the indices of prompts of one length and their own empty caches; returns a tensor [prompts, ...].
+        device: of the caches.
+    """
+    if len(set(lengths)) == 1:
+        return fill([*range(len(lengths))], [*caches])
+    groups, outputs = _by_length(lengths), []
+    for group in groups:
+        rows = torch.tensor(group, device=device)
+        part = [cache.take(rows) for cache in caches]
+        outputs.append(fill(group, part))
+        for cache, own in zip(caches, part, strict=True):
+            cache.put(own, rows)
+    for cache in caches:
+        cache.set_lengths(torch.tensor(lengths, device=device), max(lengths))
+    return torch.cat(outputs)[_order(groups, device)]
+
+
+def _by_length(lengths: Sequence[int]) -> list[list[int]]:
+    """Return the indices of equal lengths together."""
+    groups: dict[int, list[int]] = {}
+    for row, length in enumerate(lengths):
+        groups.setdefault(length, []).append(row)
+    return [*groups.values()]
+
+
+def _order(groups: Sequence[Sequence[int]], device: torch.device) -> Tensor:
+    """Return the indices that bring sequences from the order of `groups` into their own."""
+    return torch.tensor([row for group in groups for row in group], device=device).argsort()
