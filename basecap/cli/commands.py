@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from basecap import __version__
 from basecap.cli.bench import bench_app
 from basecap.cli.check import check, guard
 from basecap.cli.data import data_app
@@ -49,6 +48,7 @@ from basecap.cli.output import console, print_table, report_output_error
 from basecap.cli.usage import UsageError, usage_message
 from basecap.errors import BasecapError, ConfigError, Interrupted
 from basecap.system.streams import protect_streams
+from basecap.version import __version__
 
 if TYPE_CHECKING:
     from basecap.report import ImageFormat, Report

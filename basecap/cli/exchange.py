@@ -18,9 +18,9 @@ def export(
     plugin: Plugins = [],
 ) -> None:
     """Write a trained model for transformers: weights, tokenizer and a card, in a folder or on the hub."""
-    from basecap.run.continue_text import refuse_other_directory
+    from basecap.run.trained import info_of
 
-    refuse_other_directory(run)
+    info_of(run)  # a wrong directory is refused at once
     load_plugins(plugin)
     try:
         from basecap.hf.export import export as write

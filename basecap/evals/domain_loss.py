@@ -204,7 +204,7 @@ def _batches(
 def _all_windows(documents: DocumentSet, length: int, start: int, most: int | None) -> Iterator[tuple[int, np.ndarray]]:
     """Yield (document index, window) for the first `most` tokens of each document."""
     for index in range(len(documents)):
-        for window in _windows(documents.tokens(index)[:most], length, start):
+        for window in windows_of(documents.tokens(index)[:most], length, start):
             yield index, window
 
 
@@ -216,8 +216,11 @@ def _bytes(documents: DocumentSet, read: np.ndarray, tokenizer: Tokenizer) -> np
     return found
 
 
-def _windows(tokens: np.ndarray, length: int, start: int) -> Iterator[np.ndarray]:
-    """Yield windows of at most length + 1 tokens that overlap by one, so that each token is a target once."""
+def windows_of(tokens: np.ndarray, length: int, start: int) -> Iterator[np.ndarray]:
+    """Yield windows, int32, of at most length + 1 tokens that overlap by one, so that each token is a target once.
+
+    The first begins with the token `start`.
+    """
     tokens = np.concatenate([[start], tokens]).astype(np.int32)
     for first in range(0, len(tokens) - 1, length):
         yield tokens[first : first + length + 1]

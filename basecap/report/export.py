@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from textwrap import wrap
 
+from markupsafe import escape
+
 from basecap.analysis.results import StudyResults, TaskResults, TextResults
 from basecap.analysis.rows import Estimate
 from basecap.records.token_classes import CLASSES
@@ -52,11 +54,14 @@ def write_tables(studies: Sequence[StudyResults], out: Path, joined: Sequence[Sh
 
 
 def sheets(study: StudyResults) -> Iterator[Sheet]:
-    """Yield the tables of a study that have rows."""
-    own = _text(study) if isinstance(study, TextResults) else _tasks(study)
-    for sheet in (*own, *_common(study)):
-        if sheet.rows:
-            yield sheet
+    """Return the tables of a study that have rows."""
+    return (sheet for sheet in every_sheet(study) if sheet.rows)
+
+
+def every_sheet(study: StudyResults) -> Iterator[Sheet]:
+    """Yield the tables of a study, also those without rows; the first says what it found."""
+    yield from _text(study) if isinstance(study, TextResults) else _tasks(study)
+    yield from _common(study)
 
 
 def _text(study: TextResults) -> Iterator[Sheet]:
@@ -209,21 +214,31 @@ FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 def to_csv(sheet: Sheet) -> str:
     """Return a table as CSV (RFC 4180): numbers in full, an interval in three columns, nothing where there is none."""
-    wide = [any(isinstance(row[place], Estimate) for row in sheet.rows) for place in range(len(sheet.columns))]
-    heads = [
-        [name, f"{name} low", f"{name} high"] if split else [name]
-        for name, split in zip(sheet.columns, wide, strict=True)
-    ]
     text = io.StringIO()
     writer = csv.writer(text)
-    writer.writerow([_plain(head) for some in heads for head in some])
-    for row in sheet.rows:
-        cells = [
-            [None if cell is None else getattr(cell, end) for end in ("value", "low", "high")] if split else [cell]
-            for cell, split in zip(row, wide, strict=True)
-        ]
-        writer.writerow([_plain(cell) for some in cells for cell in some])
+    flat = flattened(sheet)
+    for row in (flat.columns, *flat.rows):
+        writer.writerow([_plain(cell) for cell in row])
     return text.getvalue()
+
+
+def flattened(sheet: Sheet) -> Sheet:
+    """Return a table with each interval in three columns: NAME, NAME low and NAME high."""
+    wide = [any(isinstance(row[place], Estimate) for row in sheet.rows) for place in range(len(sheet.columns))]
+    columns = [
+        name
+        for column, split in zip(sheet.columns, wide, strict=True)
+        for name in ([column, f"{column} low", f"{column} high"] if split else [column])
+    ]
+    rows = [
+        [
+            part
+            for cell, split in zip(row, wide, strict=True)
+            for part in ([getattr(cell, end, None) for end in ("value", "low", "high")] if split else [cell])
+        ]
+        for row in sheet.rows
+    ]
+    return Sheet(sheet.name, columns, rows)
 
 
 def _plain(cell: Cell) -> Cell:
@@ -241,6 +256,18 @@ def to_markdown(sheet: Sheet) -> str:
 
     lines = [sheet.columns, ["---"] * len(sheet.columns), *([_printed(cell) for cell in row] for row in sheet.rows)]
     return "".join(f"| {' | '.join(safe(cell) for cell in line)} |\n" for line in lines)
+
+
+def to_html(sheet: Sheet) -> str:
+    """Return a table as HTML, for notebooks."""
+    numbers = [not any(isinstance(row[place], str) for row in sheet.rows) for place in range(len(sheet.columns))]
+    styles = [f"text-align: {'right' if number else 'left'}; vertical-align: top" for number in numbers]
+    lines = [("th", sheet.columns), *(("td", [_printed(cell) for cell in row]) for row in sheet.rows)]
+    rows = [
+        "".join(f'<{tag} style="{style}">{escape(text)}</{tag}>' for text, style in zip(texts, styles, strict=True))
+        for tag, texts in lines
+    ]
+    return "".join(["<table>\n", *(f"<tr>{row}</tr>\n" for row in rows), "</table>"])
 
 
 #: What means something in LaTeX -> what prints it.

@@ -1,6 +1,5 @@
 """One page per report: self-contained HTML that works without a network."""
 
-import contextlib
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,17 +8,17 @@ from typing import Any
 
 import yaml
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 from pydantic_core import to_json
 
-from basecap.analysis import StudyResults, TextResults, analyse, join, record_table
+from basecap.analysis import StudyResults
 from basecap.analysis.joined import Joined
 from basecap.analysis.results import to_json as results_to_json
-from basecap.errors import ConfigError, DataError
+from basecap.errors import ConfigError
 from basecap.records import StudyRecords
 from basecap.report import figures
+from basecap.report.analysed import Analysed, analysed
 from basecap.report.bundle import bundle, label, source_of
-from basecap.report.charts import Charts, charts_of, influence_charts
 from basecap.report.figures.style import names_of
 from basecap.report.images import ImageFormat, image
 from basecap.report.joined_section import (
@@ -27,7 +26,6 @@ from basecap.report.joined_section import (
     charted,
     ends_text,
     front_sentences,
-    joined_charts,
     joined_sentences,
     measured,
     missing_costs,
@@ -37,7 +35,7 @@ from basecap.report.palette import ON_DARK, Look, looks
 from basecap.report.parts_text import origin_text, single_run_text
 from basecap.report.published import left_out_text, published_figure, published_numbers
 from basecap.report.scores import score_table
-from basecap.report.summary import row_text, summarise, titles
+from basecap.report.summary import Summary, row_text, summarise
 from basecap.report.table_rows import at_lowest, by_architecture, capacities, final_losses, measured_on, without_null
 from basecap.report.task_summary import between, known_tasks, percent, points
 from basecap.report.text_notes import notes
@@ -51,7 +49,7 @@ from basecap.report.text_summary import (
     worth_interval_text,
     worth_text,
 )
-from basecap.system.files import read, real_path, safe_name
+from basecap.system.files import read, real_path
 
 #: Descriptions of charts by file name (without suffix), by the section of the page that shows them.
 Groups = dict[str, dict[str, figures.Spec]]
@@ -97,28 +95,17 @@ def write_report(
         raise ConfigError(
             f"{out} holds a study, whose own report this would replace; give another directory with --out."
         )
-    studies = analyse(study_paths)
-    named = titles(studies, study_paths)
-    joined: Joined | None = join(studies, named, costs)
-    if joined and joined.reference is None and len(studies) == 1 and not costs:
-        joined = None  # it says no more than the study's own part
-    found = results_to_json(studies) | ({} if joined is None else {"joined": joined})
-    records.refuse_lost_results(found, [failure.message for study in studies for failure in study.failures])
-    records.write_results(found)
-    for study, path in zip(studies, study_paths, strict=True):
-        if isinstance(study, TextResults):
-            # Runs that are added from now on count as added after a look; none is where nothing can be written.
-            with contextlib.suppress(DataError):
-                record_table(StudyRecords(path), study)
-    drawn = [
-        draw(study, f"{index}-" if len(studies) > 1 else "", influence_charts(study, StudyRecords(path)))
-        for index, (study, path) in enumerate(zip(studies, study_paths, strict=True), start=1)
-    ]
-    across = {} if joined is None else joined_charts(joined)
+    found = analysed(study_paths, costs)
+    studies, joined = found.studies, found.joined
+    results = results_to_json(studies) | ({} if joined is None else {"joined": joined})
+    records.refuse_lost_results(results, [failure.message for study in studies for failure in study.failures])
+    records.write_results(results)
+    found.record_looks()
+    drawn, across = _drawn(found), found.joined_charts()
     files = {} if images is None else _files([*drawn, {"joined": across}], images)
-    choice = "" if joined is None else _joined(joined, named, across)
+    choice = "" if joined is None else _joined(joined, found.titles, across)
     scripts = bundle(read(out / "report.html") or b"")
-    page = records.write_report(_page(studies, named, drawn, choice, scripts, live), files)
+    page = records.write_report(_page(studies, found.titles, drawn, choice, scripts, live), files)
     return Report(page=page, studies=studies, joined=joined)
 
 
@@ -139,12 +126,16 @@ def _refuse_repeated(paths: Sequence[Path]) -> None:
             raise ConfigError(f"{paths[index]} is given twice; give each directory once.")
 
 
-def draw(study: StudyResults, prefix: str = "", maps: Charts | None = None) -> Groups:
-    """Draw every figure of a study that has data, and those of its `maps`; names of files begin with `prefix`."""
-    return {
-        group: {prefix + safe_name(name): chart for name, chart in members.items() if chart is not None}
-        for group, members in {"influence": {}, **charts_of(study), **(maps or {})}.items()
-    }
+def _drawn(found: Analysed) -> list[Groups]:
+    """Return the charts of each study that have data; of several studies their names begin with its number."""
+    prefixes = [f"{index}-" if len(found.studies) > 1 else "" for index in range(1, len(found.studies) + 1)]
+    return [
+        {
+            group: {prefix + name: chart for name, chart in members.items() if chart is not None}
+            for group, members in charts.items()
+        }
+        for prefix, charts in zip(prefixes, found.charts(), strict=True)
+    ]
 
 
 def _joined(joined: Joined, named: Sequence[str], charts: dict[str, figures.Spec]) -> str:
@@ -166,6 +157,12 @@ def _joined(joined: Joined, named: Sequence[str], charts: dict[str, figures.Spec
             ends=ends_text,
         )
     )
+
+
+def findings_html(title: str, study: StudyResults, summary: Summary) -> str:
+    """Return the findings of a study in words, as its report begins."""
+    found = _environment().get_template("findings.html").render(study=study, summary=summary)
+    return f"<h3>{escape(title)}</h3>\n{found}"
 
 
 def _page(

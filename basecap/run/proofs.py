@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from basecap import __version__
 from basecap.errors import BasecapError, ConfigError
 from basecap.evals import padded_lengths
 from basecap.mixers import ARCHITECTURES
@@ -24,6 +23,7 @@ from basecap.testing.check_model import LONGEST, Precision, built_in, prove_caus
 from basecap.testing.subject import undisturbed
 from basecap.train.distributed import Processes
 from basecap.train.placement import DevicePlacement
+from basecap.version import __version__
 
 #: Length of the sequences of the conformance checks before training.
 SHORT = 64

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from basecap import __version__
 from basecap.errors import ConfigError
 from basecap.names import check_device_name
 from basecap.system.processes import usable_cores
+from basecap.version import __version__
 
 PACKAGES = ("torch", "triton", "numba", "numpy", "tokenizers", "safetensors", "fla-core", "lm-eval")
 #: Folders of the package whose code can change the numbers of a run.

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import basecap
 from basecap.errors import ConfigError
 from basecap.plan.runs import RunSpec
 from basecap.records import RunInfo
@@ -64,7 +63,7 @@ class SlurmExecutor(Executor):
         self.settings = self._settings(execution.on.settings)
         data = execution.study.data
         text = [] if data is None or not data.path else [Path(data.path)]
-        needed = [self.out, Path(sys.executable), Path(basecap.__file__), *execution.plugins, *text]
+        needed = [self.out, Path(sys.executable), Path(__file__), *execution.plugins, *text]
         self.needed = [path.absolute() for path in needed]
         for path in self.needed:
             if not path.exists():

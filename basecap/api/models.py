@@ -1,0 +1,25 @@
+"""The models of runs."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from basecap.errors import ConfigError
+from basecap.plugins import load_plugin
+from basecap.records import RunRecords
+from basecap.run.trained import TrainedModel, info_of, load_trained, stored_weights
+
+
+def load_run(
+    run: str | Path, *, step: int | None = None, device: str | None = None, plugins: Sequence[str | Path] = ()
+) -> TrainedModel:
+    """Return the trained model of a run, see `basecap.load`."""
+    for plugin in plugins:
+        load_plugin(Path(plugin).expanduser())
+    directory = Path(run).expanduser()
+    info = info_of(directory)
+    if step is None and not info.finished:
+        stored = ", ".join(map(str, stored_weights(RunRecords(directory))))
+        way_out = f", or load the weights of a step with step= ({stored})" if stored else ""
+        state = f"failed ({info.message.rstrip('.')})" if info.status == "failed" else "is not finished"
+        raise ConfigError(f"{directory} {state}; run its study again to resume it{way_out}.")
+    return load_trained(directory, step=step, device=device)
