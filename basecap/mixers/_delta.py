@@ -8,7 +8,7 @@ from basecap.mixers._parts import ShortConvolution, rms_norm
 from basecap.mixers._recipes import ParameterRecipe, default_recipe, normal
 from basecap.mixers._state_space import convolve, convolve_step
 from basecap.ops import Influence
-from basecap.ops.delta_rule import delta_rule, influence
+from basecap.ops.delta_rule import channel_delta_rule, channel_influence, delta_rule, influence
 
 #: The library of the authors of DeltaNet: repository and commit.
 REPOSITORY = "fla-org/flash-linear-attention@bc3b101dcb713ddc5bd8924b66754eb68b5ccf89"
@@ -26,12 +26,16 @@ SHRUNK = (
 class DeltaMemory(nn.Module):
     """The delta rule over convolved queries, keys and values of the input (arXiv 2406.06484, section 3.5).
 
-    Queries and keys have Euclidean norm 1; writing strengths are sigmoids. The caller passes the decays.
+    Queries and keys have Euclidean norm 1; writing strengths are sigmoids, or twice that. The caller passes the log
+    decays: None, one for each head [B, T, H], or one for each channel of the keys [B, T, H, K].
     """
 
-    def __init__(self, hidden: int, heads: int, key_dim: int, value_dim: int, conv_width: int | None):
-        """Build the projections; `conv_width` None: no short convolution."""
+    def __init__(
+        self, hidden: int, heads: int, key_dim: int, value_dim: int, conv_width: int | None, strongest: float = 1.0
+    ):
+        """Build the projections; `conv_width` None: no short convolution; writing strengths are below `strongest`."""
         super().__init__()
+        self.strongest = strongest
         self.heads, self.key_dim, self.value_dim = heads, key_dim, value_dim
         channels = heads * (2 * key_dim + value_dim)
         self.qkv = nn.Linear(hidden, channels, bias=False)
@@ -47,14 +51,13 @@ class DeltaMemory(nn.Module):
         mixed = convolve(self.conv, self.qkv(x_BTD), segments) if projected is None else projected
         keys = self.heads * self.key_dim
         q, k, v = mixed.split([keys, keys, self.heads * self.value_dim], dim=-1)
-        beta = self.beta(x_BTD).to(torch.promote_types(x_BTD.dtype, torch.float32)).sigmoid()
+        beta = self.beta(x_BTD).to(torch.promote_types(x_BTD.dtype, torch.float32)).sigmoid() * self.strongest
         q, k = self._unit(q) * self.key_dim**-0.5, self._unit(k)
         return q, k, v.unflatten(-1, (self.heads, self.value_dim)), beta
 
-    def forward(self, x_BTD: Tensor, log_decay_BTH: Tensor | None, segments: Tensor | None = None) -> Tensor:
+    def forward(self, x_BTD: Tensor, log_decay: Tensor | None, segments: Tensor | None = None) -> Tensor:
         """Return what the memory reads at every position [B, T, H, V]."""
-        o, _ = delta_rule(*self.inputs(x_BTD, segments=segments), log_decay_BTH, segments=segments)
-        return o
+        return self._recur(self.inputs(x_BTD, segments=segments), log_decay, segments=segments)[0]
 
     def init_cache(self, batch: int) -> Cache:
         """The memory [B, H, K, V], at least float32, and the convolution's last inputs."""
@@ -65,21 +68,23 @@ class DeltaMemory(nn.Module):
             tensors["conv"] = self.conv.init_cache(batch)
         return Cache(tensors=tensors)
 
-    def step(self, x_B1D: Tensor, log_decay_B1H: Tensor | None, cache: Cache) -> Tensor:
+    def step(self, x_B1D: Tensor, log_decay: Tensor | None, cache: Cache) -> Tensor:
         """Read at one more token [B, 1, H, V]."""
-        return self._advance(x_B1D, convolve_step(self.conv, self.qkv(x_B1D), cache), log_decay_B1H, cache)
+        return self._advance(x_B1D, convolve_step(self.conv, self.qkv(x_B1D), cache), log_decay, cache)
 
-    def prefill(self, x_BTD: Tensor, log_decay_BTH: Tensor | None, cache: Cache) -> Tensor:
+    def prefill(self, x_BTD: Tensor, log_decay: Tensor | None, cache: Cache) -> Tensor:
         """Read at every token of a prompt [B, T, H, V], chunk by chunk, into an empty cache."""
         projected = self.qkv(x_BTD)
         if self.conv is not None:
             self.conv.fill(projected, cache.tensors["conv"])
-        return self._advance(x_BTD, convolve(self.conv, projected, None), log_decay_BTH, cache)
+        return self._advance(x_BTD, convolve(self.conv, projected, None), log_decay, cache)
 
-    def influence(self, x_BTD: Tensor, log_decay_BTH: Tensor | None) -> Influence:
+    def influence(self, x_BTD: Tensor, log_decay: Tensor | None) -> Influence:
         """Return the factor in front of each convolved value."""
         q, k, _, beta = self.inputs(x_BTD)
-        return influence(q, k, beta, log_decay_BTH)
+        if log_decay is not None and log_decay.dim() == 4:
+            return channel_influence(q, k, beta, log_decay)
+        return influence(q, k, beta, log_decay)
 
     def recipe(self) -> dict[str, ParameterRecipe]:
         """Everything normal(0.02), also the convolution: fla's models initialise every nn.Conv1d like a projection."""
@@ -97,8 +102,19 @@ class DeltaMemory(nn.Module):
         conv = 0 if self.conv is None else (self.conv.width - 1) * self.conv.weight.shape[0] * itemsize
         return self.heads * self.key_dim * self.value_dim * max(itemsize, 4) + conv
 
+    def _recur(
+        self,
+        inputs: tuple[Tensor, Tensor, Tensor, Tensor],
+        log_decay: Tensor | None,
+        state: Tensor | None = None,
+        segments: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        if log_decay is not None and log_decay.dim() == 4:
+            return channel_delta_rule(*inputs, log_decay, state_BHKV=state, segments=segments)
+        return delta_rule(*inputs, log_decay, state_BHKV=state, segments=segments)
+
     def _advance(self, x: Tensor, projected: Tensor, log_decay: Tensor | None, cache: Cache) -> Tensor:
-        o, state = delta_rule(*self.inputs(x, projected), log_decay, state_BHKV=cache.tensors["state"])
+        o, state = self._recur(self.inputs(x, projected), log_decay, cache.tensors["state"])
         cache.tensors["state"].copy_(state)
         cache.length += x.shape[1]
         return o

@@ -7,11 +7,22 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from basecap.mixers._contract import Cache, Mixer, MixerConfig, Variant, choose_heads, divide, mixer
+from basecap.mixers._contract import (
+    Cache,
+    LayerChoice,
+    Mixer,
+    MixerConfig,
+    Variant,
+    choose_heads,
+    divide,
+    hybrid,
+    mixer,
+)
 from basecap.mixers._delta import EPS, REPOSITORY, SHRUNK, DeltaMemory
 from basecap.mixers._parts import rms_norm
 from basecap.mixers._recipes import LayerSpec, ParameterRecipe, constant, normal, residual_std
 from basecap.mixers._state_space import log_of_uniform, step_size, step_size_bias
+from basecap.mixers.attention import Attention
 from basecap.ops import Influence
 
 
@@ -42,6 +53,7 @@ class GatedDeltaNet(Mixer):
         value_expand: int = Field(2, ge=1, description="value channels per key channel")
         conv: bool = Field(True, description="whether short convolutions precede the delta rule")
         conv_width: int = Field(4, ge=1, description="tokens the short convolutions see")
+        negative: bool = Field(False, description="writing strengths up to 2, so that the memory may change its sign")
 
     sizes: ClassVar = {768: {"heads": 6, "head_dim": 96}, 2048: {"heads": 6, "head_dim": 256}}
     takes_lengths = True
@@ -53,7 +65,8 @@ class GatedDeltaNet(Mixer):
         key_dim = config.head_dim or divide(keys, heads, "3/4 of the hidden size by heads")
         value_dim = config.value_expand * key_dim
         width = config.conv_width if config.conv else None
-        self.memory = DeltaMemory(layer.hidden, heads, key_dim, value_dim, width)
+        strongest = 2.0 if config.negative else 1.0
+        self.memory = DeltaMemory(layer.hidden, heads, key_dim, value_dim, width, strongest)
         self.decay = nn.Linear(layer.hidden, heads, bias=False)
         self.A_log = nn.Parameter(torch.empty(heads))
         self.dt_bias = nn.Parameter(torch.empty(heads))
@@ -116,3 +129,36 @@ class GatedDeltaNet(Mixer):
     def state_bytes(self, length: int) -> int:
         """The memory and the convolution's last inputs, whatever the length."""
         return self.memory.state_bytes()
+
+
+_SIGNED = LayerChoice(mixer=GatedDeltaNet, options={"negative": True})
+
+hybrid(
+    "olmo-hybrid",
+    layers=(_SIGNED, _SIGNED, _SIGNED, LayerChoice(mixer=Attention, options={"position": "none"})),
+    backbone="swiglu",
+    paper="arXiv 2412.06464 (Gated DeltaNet), arXiv 2411.12537 (negative eigenvalues)",
+    summary="of four layers, three of Gated DeltaNet with negative eigenvalues, one of attention without positions",
+    source="allenai/OLMo-core@fa6c501: src/scripts/official/OLMo-hybrid/OLMo-hybrid-7B-pretrain.py",
+    differences=(
+        "Every block normalises its inputs; Olmo Hybrid normalises the outputs of blocks with attention.",
+        "Queries and keys of the attention are not normalised.",
+    ),
+)
+
+_PLAIN = LayerChoice(mixer=GatedDeltaNet)
+_GATED = {"gate": "elementwise", "qk_norm": True, "qk_gain": True, "rotary_fraction": 0.25}
+
+hybrid(
+    "qwen3-next",
+    layers=(_PLAIN, _PLAIN, _PLAIN, LayerChoice(mixer=Attention, options=_GATED)),
+    backbone="swiglu",
+    paper="arXiv 2412.06464 (Gated DeltaNet), arXiv 2505.06708 (gated attention)",
+    summary="of four layers, three of Gated DeltaNet and one of gated attention with RoPE on a quarter of each head",
+    source="huggingface/transformers@008e574: src/transformers/models/qwen3_next/configuration_qwen3_next.py",
+    differences=(
+        "Every layer has a dense SwiGLU, where Qwen3-Next has experts; heads have the sizes of gated-deltanet and "
+        "transformer++, with keys and values of their own.",
+        "Gains of norms are not centred at zero, which matters for weight decay alone; gains do not decay here.",
+    ),
+)

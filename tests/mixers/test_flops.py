@@ -83,6 +83,7 @@ class Ops:
         for module, name, op in (
             (_parts, "short_convolution", self.short_convolution),
             (_delta, "delta_rule", self.delta_rule),
+            (_delta, "channel_delta_rule", self.delta_rule),
             (attention, "attention", self.attend),
             (synthesizer, "attention", self.attend),
             (fox, "forgetting_attention", self.forget),
@@ -237,6 +238,7 @@ def test_every_block_family(backbone: str, monkeypatch):
         ("based", {"window": 24, "feature_dim": 8, "expand": 6, "conv_width": 5}),
         ("deltanet", {"heads": 4, "conv_width": 2}),
         ("gated-deltanet", {"heads": 2, "head_dim": 24, "value_expand": 3}),
+        ("kda", {"heads": 2, "head_dim": 24}),
         ("hyena", {"filter_features": 17, "filter_width": 24}),
         ("mamba-1", {"expand": 3, "dt_rank": 5, "conv_width": 3}),
         ("mamba-2", {"groups": 2, "heads": 4, "state": 24}),

@@ -8,7 +8,7 @@ import math
 
 import pytest
 
-from tests.mixers._published import ONES, Row, Table, assert_table_holds, log_of_uniform, normal, steps
+from tests.mixers._published import ONES, ZEROS, Row, Table, assert_table_holds, log_of_uniform, normal, steps
 
 COMMIT = "fla-org/flash-linear-attention@bc3b101dcb713ddc5bd8924b66754eb68b5ccf89"
 UNDECAYED = "Gains of norms do not decay"
@@ -37,7 +37,18 @@ GATES = (
     Row(r"mixer\.dt_bias", steps(1e-3, 0.1), decay=False),
 )
 
+KDA = f"{COMMIT}: fla/layers/kda.py, fla/models/kda/modeling_kda.py, fla/ops/kda/naive.py"
+
+#: KDA: A uniform in (1, 16), dt log-uniform in [0.001, 0.1] for each channel, both marked _no_weight_decay.
+CHANNEL_GATES = (
+    Row(r"mixer\.(decay|gate)_(down|up)\.weight", normal(0.02)),
+    Row(r"mixer\.gate_up\.bias", ZEROS, decay=False),
+    Row(r"mixer\.A_log", log_of_uniform(1.0, 16.0), decay=False),
+    Row(r"mixer\.dt_bias", steps(1e-3, 0.1), decay=False),
+)
+
 TABLES = {
+    "kda": Table(source=KDA, rows=(*COMMON, *CONVOLUTION, *CHANNEL_GATES)),
     "deltanet": Table(source=DELTANET, rows=(*COMMON, *CONVOLUTION)),
     "deltanet w/o conv": Table(source=DELTANET, rows=(*COMMON, NONE)),
     "gated-deltanet": Table(source=GATED, rows=(*COMMON, *CONVOLUTION, *GATES)),

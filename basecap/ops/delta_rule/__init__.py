@@ -1,4 +1,4 @@
-"""The (gated) delta rule: a linear memory that corrects what it holds (arXiv 2406.06484, arXiv 2412.06464)."""
+"""The (gated) delta rule: a linear memory that corrects what it holds (arXiv 2406.06484, 2412.06464, 2510.26692)."""
 
 import torch
 from torch import Tensor
@@ -8,6 +8,8 @@ from basecap.ops._dispatch import Backend, check_backend, choose, families, with
 from basecap.ops._influence import Influence, wide
 from basecap.ops._shapes import check_devices, check_floating, check_segments, check_state, finite_log_decay
 from basecap.ops.delta_rule import eager, fla_kernels, triton_kernels
+from basecap.ops.wkv7 import influence as wkv7_influence
+from basecap.ops.wkv7 import wkv7
 
 #: The fastest first.
 FAMILIES = families(triton_kernels, fla_kernels, eager)
@@ -69,6 +71,60 @@ def delta_rule(
     return out
 
 
+def channel_delta_rule(
+    q_BTHK: Tensor,
+    k_BTHK: Tensor,
+    v_BTHV: Tensor,
+    beta_BTH: Tensor,
+    log_decay_BTHK: Tensor,
+    *,
+    state_BHKV: Tensor | None = None,
+    segments: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Run S_t = (I - beta_t k_t k_t^T) diag(a_t) S_{t-1} + beta_t k_t v_t^T, o_t = S_t^T q_t (arXiv 2510.26692, eq. 1).
+
+    The delta rule with a decay for each channel of the keys. It runs as the recurrence of RWKV-7, `wkv7`, whose
+    derivatives and kernels it has.
+
+    Args:
+        q_BTHK: queries, already scaled.
+        k_BTHK: keys; of Euclidean norm 1 for a memory that stays bounded.
+        v_BTHV: values.
+        beta_BTH: writing strengths, as for `delta_rule`.
+        log_decay_BTHK: log a_t, at most 0.
+        state_BHKV: state before the first token; zero when None.
+        segments: int64 [B, T], see `Mixer.forward`; the state given continues into the first segment.
+
+    Returns:
+        o [B, T, H, V] in the dtype of v and the final state [B, H, K, V] in float32 (float64 for float64).
+
+    Raises:
+        ConfigError: shapes, dtypes or devices that do not match.
+    """
+    _validate(q_BTHK, k_BTHK, v_BTHV, beta_BTH, log_decay_BTHK, channels=True)
+    r, log_decay, written, a, b = by_channel(q_BTHK, k_BTHK, beta_BTH, log_decay_BTHK)
+    return wkv7(r, log_decay, written, v_BTHV, a, b, state_BHKV=state_BHKV, segments=segments)
+
+
+def by_channel(q: Tensor, k: Tensor, beta: Tensor, log_decay_BTHK: Tensor) -> tuple[Tensor, ...]:
+    """Return r, log decay, k, a, b with which `wkv7` is `channel_delta_rule`.
+
+    (I - beta k k^T) diag(e^g) = diag(e^g) + b a^T for a = -e^g k and b = beta k, and beta k is also what v is written
+    to.
+    """
+    written = (beta[..., None] * k).to(k.dtype)
+    return q, log_decay_BTHK, written, -(log_decay_BTHK.exp() * k).to(k.dtype), written
+
+
+def channel_influence(q_BTHK: Tensor, k_BTHK: Tensor, beta_BTH: Tensor, log_decay_BTHK: Tensor) -> Influence:
+    """Return the factor in front of v_s in o_t of every head of `channel_delta_rule`, for a first state of zero.
+
+    The arguments are those of `channel_delta_rule`, except the values; raises ConfigError as it does.
+    """
+    _validate(q_BTHK, k_BTHK, k_BTHK, beta_BTH, log_decay_BTHK, channels=True)
+    return wkv7_influence(*by_channel(q_BTHK, k_BTHK, beta_BTH, log_decay_BTHK))
+
+
 def influence(
     q_BTHK: Tensor,
     k_BTHK: Tensor,
@@ -98,7 +154,9 @@ def influence(
     return Influence(shape=(B, H, T), device=q.device, factors=factors)
 
 
-def _validate(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor | None) -> None:
+def _validate(
+    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor | None, *, channels: bool = False
+) -> None:
     check_floating({"q": q, "k": k, "v": v, "beta": beta})
     if log_decay is not None:
         check_floating({"log_decay": log_decay})
@@ -106,8 +164,10 @@ def _validate(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor |
         raise ConfigError(f"q {tuple(q.shape)} and k {tuple(k.shape)} must both be [B, T, H, K] with K at least 1.")
     if v.dim() != 4 or v.shape[:3] != q.shape[:3]:
         raise ConfigError(f"v {tuple(v.shape)} must be [B, T, H, V] with B, T, H = {tuple(q.shape[:3])}.")
-    for name, x in (("beta", beta), ("log_decay", log_decay)):
-        if x is not None and x.shape != v.shape[:3]:
-            raise ConfigError(f"{name} {tuple(x.shape)} must be [B, T, H] = {tuple(v.shape[:3])}.")
+    per_head = ("B, T, H", v.shape[:3])
+    decays = ("B, T, H, K", q.shape) if channels else per_head
+    for name, x, (axes, shape) in (("beta", beta, per_head), ("log_decay", log_decay, decays)):
+        if x is not None and x.shape != shape:
+            raise ConfigError(f"{name} {tuple(x.shape)} must be [{axes}] = {tuple(shape)}.")
     if v.shape[1] < 1:
         raise ConfigError("the delta rule needs at least one token.")
