@@ -13,7 +13,7 @@ from basecap.errors import ConfigError, DataError
 from basecap.evals import Context, build_evaluation
 from basecap.evals._passes import pass_lengths
 from basecap.evals._token_classes import token_classes
-from basecap.evals.domain_loss import _bytes, _windows
+from basecap.evals.domain_loss import _bytes, windows_of
 from basecap.models.language_model import LanguageModel
 from basecap.records.token_classes import CLASSES, COPIED, MISLED, NEW, loss_metric
 from basecap.testing.trained_model import find_leaks
@@ -23,7 +23,7 @@ from tests.evals._context import LENGTH
 @pytest.mark.parametrize("count", [0, 1, 47, 48, 49, 200])
 def test_windows_predict_every_token_once(count: int):
     tokens = np.arange(1, count + 1)
-    windows = list(_windows(tokens, LENGTH, start=0))
+    windows = list(windows_of(tokens, LENGTH, start=0))
     assert all(2 <= len(window) <= LENGTH + 1 for window in windows)
     assert np.concatenate([window[1:] for window in windows] or [tokens]).tolist() == tokens.tolist()
 
