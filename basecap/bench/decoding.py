@@ -17,6 +17,7 @@ from basecap.bench.models import SLOW, measure
 from basecap.errors import ConfigError
 from basecap.models.blocks import BlockCache
 from basecap.models.config import ModelConfig
+from basecap.models.generate import read_prompts
 from basecap.models.language_model import LanguageModel
 from basecap.system.cuda_graph import captured
 from basecap.system.environment import describe
@@ -147,23 +148,6 @@ def _measure(config: ModelConfig, load: Load, device: torch.device) -> Row:
         "bandwidth": read / seconds / peak if peak else None,
         "peak_memory_gib": torch.cuda.max_memory_allocated(device) / 2**30 if device.type == "cuda" else None,
     } | ({"note": notes} if notes else {})
-
-
-def read_prompts(model: LanguageModel, prompts_BT: Tensor, caches: list[BlockCache], rows: int) -> Tensor:
-    """Read prompts into empty caches, `rows` sequences at once; return the logits of the next tokens [B, vocab].
-
-    Equals `model.prefill`, with the activations of `rows` sequences in memory.
-    """
-    if rows == len(prompts_BT):
-        return model.prefill(prompts_BT, caches)
-    starts = range(0, len(prompts_BT), rows)
-    parts = [[cache.rows(start, start + rows) for cache in caches] for start in starts]
-    logits = []
-    for start, part in zip(starts, parts, strict=True):
-        logits.append(model.prefill(prompts_BT[start : start + rows], part))
-        for whole, own in zip(caches, part, strict=True):
-            whole.write(own, start)
-    return torch.cat(logits)
 
 
 def _prefill_seconds(model: LanguageModel, prompts: Tensor, load: Load) -> tuple[dict[str, Any], list[BlockCache]]:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from basecap.errors import ConfigError
-from basecap.models.language_model import LanguageModel
+from basecap.models.language_model import Caches, LanguageModel
 
 #: Below this temperature the most probable token is taken: its logit divided by less may be no number.
 COLDEST = 1e-6
@@ -23,6 +23,7 @@ def generate(
     top_k: int | None = None,
     seed: int = 0,
     stop: Callable[[Tensor], bool] | None = None,
+    rows: int | None = None,
 ) -> Tensor:
     """Return [B, new_tokens] int64 continuations.
 
@@ -34,6 +35,7 @@ def generate(
         top_k: sample among the k most probable tokens only.
         seed: of the sampling.
         stop: takes the tokens added so far [B, n]; no more are added once it returns true.
+        rows: how many prompts are read at once, see `read_prompts`; None: all.
 
     Raises:
         ConfigError: an empty prompt, more tokens than the model has learned positions, a temperature that is negative
@@ -48,7 +50,7 @@ def generate(
     generator = torch.Generator(device=prompt_BT.device).manual_seed(seed)
     read = prompt_BT.shape[1] + max(0, new_tokens - 1)  # the last new token is not read
     caches = model.init_cache(prompt_BT.shape[0], read)
-    logits = model.prefill(prompt_BT, caches)
+    logits = read_prompts(model, prompt_BT, caches, rows or len(prompt_BT))
     chosen = []
     for index in range(new_tokens):
         chosen.append(_choose(logits, temperature, top_k, generator))
@@ -57,6 +59,23 @@ def generate(
         if index + 1 < new_tokens:
             logits = model.step(chosen[-1], caches)
     return torch.cat(chosen, dim=1) if chosen else prompt_BT[:, :0]
+
+
+def read_prompts(model: LanguageModel, prompts_BT: Tensor, caches: Caches, rows: int) -> Tensor:
+    """Read prompts into empty caches, `rows` sequences at once; return the logits of the next tokens [B, vocab].
+
+    Equals `model.prefill`, with the activations of `rows` sequences in memory.
+    """
+    if rows >= len(prompts_BT):
+        return model.prefill(prompts_BT, caches)
+    starts = range(0, len(prompts_BT), rows)
+    parts = [[cache.rows(start, start + rows) for cache in caches] for start in starts]
+    logits = []
+    for start, part in zip(starts, parts, strict=True):
+        logits.append(model.prefill(prompts_BT[start : start + rows], part))
+        for whole, own in zip(caches, part, strict=True):
+            whole.write(own, start)
+    return torch.cat(logits)
 
 
 def _choose(logits: Tensor, temperature: float, top_k: int | None, generator: torch.Generator) -> Tensor:

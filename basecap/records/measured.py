@@ -8,6 +8,9 @@ from pydantic import ConfigDict
 #: Which direction of a number is better.
 Better = Literal["lower", "higher", "neither"]
 
+#: The unit of a share of `n` answers that are right. Reports give it an interval.
+ANSWERS = "share of answers"
+
 #: Keys that a row of evals.jsonl has only if the record has a value for them.
 OPTIONAL = ("unit", "better", "data")
 

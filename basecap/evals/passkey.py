@@ -1,0 +1,236 @@
+"""Retrieval from a long context: a number that stands once in a text of up to 100,000 tokens (Table 3, 2505.18522)."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import groupby
+
+import numpy as np
+import torch
+from pydantic import Field, field_validator
+from torch import Tensor
+
+from basecap.data import PreparedData
+from basecap.data.config import Count
+from basecap.data.tokenizer import Tokenizer
+from basecap.errors import ConfigError, DataError
+from basecap.evals import _needles
+from basecap.evals._contract import Context, EvaluationConfig, Measurement, Outcome, SharedEvaluation, evaluation
+from basecap.evals._deployed import deployed
+from basecap.evals._needles import Dialect, Prompts, Sample
+from basecap.evals._statistics import answers_error
+from basecap.mixers import Mixer
+from basecap.models.generate import generate
+from basecap.models.language_model import LanguageModel
+from basecap.records.evaluation_points import At
+from basecap.records.measured import ANSWERS
+
+#: The task, as RULER's paper calls it.
+TASK = "S-NIAH"
+#: Lengths where a study gives none, as far as models are trained on them.
+LENGTHS = (4096, 8192, 16_384, 32_768, 65_536, 102_400)
+#: Parts of the text that accuracy by depth is measured in where a study gives none.
+PARTS = 10
+#: New tokens after which a batch ends if all its answers are there: to look means to wait for a GPU.
+LOOKS = 8
+
+
+@evaluation("passkey", unit=ANSWERS, better="higher", axes=("length",))
+class Passkey(SharedEvaluation[PreparedData]):
+    """Share of prompts of RULER's S-NIAH whose hidden number is in the answer, by length and by depth.
+
+    Each prompt says "One of the special magic numbers for NAME is: 1234567." between many equal lines and asks for the
+    number at its end. It counts as found if it is in the greedy answer. The answer is part of the length. `depth` is
+    the part of the text, from its beginning, in which the number stands.
+    """
+
+    class Config(EvaluationConfig):
+        """Options of passkey."""
+
+        at: At = Field("end", description="evaluation points to run at: every, end, or a list of tokens")
+        dialect: Dialect = Field(
+            "ruler",
+            description="whose prompts: those of NVIDIA/RULER, or those of niah_single_1 of lm-evaluation-harness, "
+            "which are shorter and do not count the beginning of the answer",
+        )
+        lengths: tuple[Count, ...] | None = Field(
+            None,
+            min_length=1,
+            description="maximum tokens of a prompt and its answer (default: 4,096 to 65,536, doubled, and 102,400, up "
+            "to the training length)",
+        )
+        samples: Count = Field(500, ge=2, le=2**20, description="prompts of each length")
+        answer: Count = Field(128, ge=1, le=2**16, description="tokens of an answer")
+        depths: Count | None = Field(
+            None,
+            ge=1,
+            le=100,
+            description="put the numbers into so many equal parts of the text in turn (default: anywhere, as both "
+            "dialects do, and accuracy by depth in tenths)",
+        )
+        seed: int | None = Field(
+            None, ge=0, lt=2**60, description="seed of names, numbers and places (default: that of the dialect)"
+        )
+        batch: Count = Field(8, ge=1, le=2**16, description="answers that are written at once")
+        tokens_per_batch: Count = Field(131_072, ge=1, le=2**30, description="tokens of prompts per forward pass")
+
+        @field_validator("lengths")
+        @classmethod
+        def _differ(cls, value: tuple[int, ...] | None) -> tuple[int, ...] | None:
+            if value is not None and len({*value}) < len(value):
+                raise ValueError("should name each length once")
+            return value
+
+    config: Config
+    needs = "text"
+    reduced_by = "samples or lengths of passkey"
+
+    def __init__(self, config: Config):
+        """Take the options; prompts are made at the first evaluation point and kept in memory."""
+        super().__init__(config)
+        self._made: dict[tuple[str, int], dict[int, list[Sample]]] = {}
+
+    def missing(self) -> Sequence[str]:
+        """Say that the word list is not installed."""
+        return () if _needles.has_words() else (_needles.LACKS,)
+
+    def refuse_missing(self) -> None:
+        """Raise ConfigError without the word list."""
+        _needles.words()
+
+    def check(self, data: PreparedData, length: int) -> None:
+        """Raise DataError if a length has no room for the shortest prompt, or models are shorter than any length."""
+        prompts = self._prompts(data.tokenizer)
+        for longest in self._lengths(length):
+            prompts.refuse_short(longest)
+
+    def tokens_read(self, data: PreparedData, length: int) -> int:
+        """Return how many tokens prompts and answers have at most."""
+        return self.config.samples * sum(self._lengths(length))
+
+    def run(self, model: LanguageModel, context: Context[PreparedData]) -> Outcome:
+        """Return the accuracies on this process's share of the prompts of each length."""
+        self._refuse_positions(model, context.data.tokenizer)
+        writer, samples = deployed(model, context), {}
+        prompts = self._samples(context.data.tokenizer, model.config.max_length)
+        whole = [sample for made in prompts.values() for sample in made]
+        data = f"{self.config.dialect} prompts {_needles.fingerprint(whole)}, {_needles.source()}"
+        for length, made in prompts.items():
+            own = [made[index] for index in context.share(len(made))]
+            parts = [int(sample.depth * self._parts) for sample in own]
+            samples[data, length] = np.stack([self._right(writer, own, context), parts], axis=1)
+        # A share of the answers is no accuracy yet.
+        measurements = [] if context.world > 1 else [*_measure(samples, self._parts)]
+        return Outcome(measurements=measurements, samples=samples)
+
+    def join(self, parts: Sequence[Outcome]) -> Outcome:
+        """Compute the accuracies of the prompts of all processes."""
+        samples = {key: np.concatenate([part.samples[key] for part in parts]) for key in parts[0].samples}
+        return Outcome(measurements=[*_measure(samples, self._parts)], samples=samples)
+
+    def trial(self, model: LanguageModel, context: Context[PreparedData]) -> None:
+        """Read the longest prompts of a batch, and write two tokens; raises ConfigError for too few positions."""
+        self._refuse_positions(model, context.data.tokenizer)
+        longest = max(self._lengths(model.config.max_length))
+        prompts = torch.zeros(self.config.batch, longest - 1, dtype=torch.int64, device=context.device)
+        generate(deployed(model, context), prompts, 2, rows=self._rows(longest))
+
+    def _lengths(self, longest: int) -> Sequence[int]:
+        """Return the lengths for models of `longest` tokens; raises DataError if there are none."""
+        found = self.config.lengths or tuple(length for length in LENGTHS if length <= longest)
+        if not found:
+            raise DataError(
+                f"passkey: models read {longest:,} tokens, fewer than the {LENGTHS[0]:,} of its shortest prompts; "
+                "give lengths, or raise data.seq_len."
+            )
+        return found
+
+    @property
+    def _parts(self) -> int:
+        """The parts of the text that accuracy by depth is measured in."""
+        return self.config.depths or PARTS
+
+    def _prompts(self, tokenizer: Tokenizer) -> Prompts:
+        c = self.config
+        return Prompts(dialect=c.dialect, tokenizer=tokenizer, answer=c.answer, depths=c.depths)
+
+    def _rows(self, length: int) -> int:
+        """Return how many prompts are read at once."""
+        return max(1, min(self.config.batch, self.config.tokens_per_batch // length))
+
+    def _refuse_positions(self, model: LanguageModel, tokenizer: Tokenizer) -> None:
+        """Raise ConfigError if the model has parameters for each position, and fewer than it has to read."""
+        mixers = [module for module in model.modules() if isinstance(module, Mixer)]
+        if model.positions is None and all(mixer.takes_longer for mixer in mixers):
+            return
+        trained = model.config.max_length
+        read = self._prompts(tokenizer).longest(max(self._lengths(trained)))
+        if read > trained:
+            raise ConfigError(
+                f"passkey: a prompt and its answer may have {read:,} tokens, and this model has parameters for "
+                f"{trained:,} positions; lower lengths, raise data.seq_len, or leave out this architecture."
+            )
+
+    def _samples(self, tokenizer: Tokenizer, longest: int) -> dict[int, list[Sample]]:
+        """Return the prompts of each length for models of `longest` tokens."""
+        key = tokenizer.fingerprint, longest
+        if key not in self._made:
+            c, lengths = self.config, self._lengths(longest)
+            seed = _needles.SEEDS[c.dialect] if c.seed is None else c.seed
+            made = self._prompts(tokenizer).of_lengths(lengths, c.samples, seed)
+            self._made[key] = dict(zip(lengths, made, strict=True))
+        return self._made[key]
+
+    def _right(self, model: LanguageModel, samples: Sequence[Sample], context: Context[PreparedData]) -> np.ndarray:
+        """Return which samples have their number in the answer, bool [N]."""
+        right, done, c = np.zeros(len(samples), bool), 0, self.config
+        for part in _batches(samples, c.batch):
+            found = partial(_found, context.data.tokenizer, [samples[index].number for index in part])
+            tokens = np.stack([samples[index].tokens for index in part]).astype(np.int64)
+            prompts, rows = torch.from_numpy(tokens).to(context.device), self._rows(tokens.shape[1])
+            right[part] = found(generate(model, prompts, c.answer, stop=partial(_all_found, found), rows=rows))
+            done += len(part)
+            context.note(
+                f"evaluating {self.declaration.name}: {done:,} of {len(samples):,} at {tokens.shape[1]:,} tokens"
+            )
+        return right
+
+
+def _batches(samples: Sequence[Sample], most: int) -> Iterator[list[int]]:
+    """Yield the places of at most `most` samples that are equally long, so that none is padded."""
+
+    def size(index: int) -> int:
+        return len(samples[index].tokens)
+
+    for _, alike in groupby(sorted(range(len(samples)), key=size), key=size):
+        places = [*alike]
+        yield from (places[first : first + most] for first in range(0, len(places), most))
+
+
+def _found(tokenizer: Tokenizer, numbers: Sequence[str], new_BT: Tensor) -> list[bool]:
+    """Return whether each number is in the text of the new tokens, as far as that goes before end-of-text."""
+    rows = new_BT.tolist()
+    ends = [row.index(tokenizer.end_of_text) if tokenizer.end_of_text in row else len(row) for row in rows]
+    texts = [tokenizer.decode(row[:end]) for row, end in zip(rows, ends, strict=True)]
+    return [number in text for number, text in zip(numbers, texts, strict=True)]
+
+
+def _all_found(found: Callable[[Tensor], list[bool]], new_BT: Tensor) -> bool:
+    """Return whether no further token changes an accuracy; looks at some lengths only."""
+    return new_BT.shape[1] % LOOKS == 0 and all(found(new_BT))
+
+
+def _measure(samples: Mapping[tuple[str, int], np.ndarray], parts: int) -> Iterator[Measurement]:
+    """Yield the accuracy at each length, and at each length and depth: of answers [N, 2], right or not and part."""
+    for (data, length), answers in samples.items():
+        where = {"length": float(length)}
+        yield _accuracy(TASK, answers[:, 0], where, data)
+        for part in np.unique(answers[:, 1]).astype(int).tolist():
+            low, high = (100 * edge / parts for edge in (part, part + 1))
+            own, place = answers[answers[:, 1] == part, 0], where | {"depth": (low + high) / 200}
+            yield _accuracy(f"depth {low:.3g} to {high:.3g} %", own, place)
+
+
+def _accuracy(subset: str, right: np.ndarray, place: dict[str, float], data: str | None = None) -> Measurement:
+    value, n = float(right.mean()), len(right)
+    error = answers_error(value, n)
+    return Measurement(subset=subset, metric="accuracy", value=value, n=n, stderr=error, axis=place, data=data)
