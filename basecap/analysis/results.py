@@ -87,6 +87,14 @@ class EvaluationRow:
 
 
 @dataclass(frozen=True, kw_only=True)
+class AnswerRow(EvaluationRow):
+    """A share of `n` answers that are right, with Wilson's interval."""
+
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class EvaluationResults:
     """An evaluation with its declaration (`basecap.records.Declaration`): rows of each run's last checkpoint."""
 

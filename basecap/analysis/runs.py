@@ -9,6 +9,7 @@ import numpy as np
 from basecap.analysis.results import (
     IN_PART,
     UNPROVED,
+    AnswerRow,
     CurvePoint,
     EvaluationResults,
     EvaluationRow,
@@ -18,11 +19,12 @@ from basecap.analysis.results import (
 )
 from basecap.analysis.rows import finite
 from basecap.analysis.study_files import EnvironmentFile, parse
+from basecap.analysis.tasks.shares import Share, wilson
 from basecap.analysis.training_log import TrainingLog
 from basecap.errors import DataError
 from basecap.records import RunInfo, RunRecords, StudyRecords
 from basecap.records.branches import finished_branches
-from basecap.records.measured import Record
+from basecap.records.measured import ANSWERS, Record
 from basecap.train.wall_time import shares
 
 #: Points of a drawn training curve, spread evenly over the logarithm of the steps.
@@ -153,14 +155,19 @@ def evaluations(records: StudyRecords, runs: Sequence[Run], without: str) -> lis
     for name, declaration in records.declarations().items():
         if name == without:
             continue
-        rows = []
+        rows: list[EvaluationRow] = []
         for run in runs:
             own = [record for record in run.evals if record.eval == name]
             last = max((record.step for record in own), default=0)
             info, kept = run.info, [record for record in own if record.step == last]
             for record in kept:
                 values = vars(record) | {"value": finite(record.value), "stderr": finite(record.stderr)}
-                rows.append(EvaluationRow(name=info.name, seed=info.seed, **values))
+                values |= {"name": info.name, "seed": info.seed}
+                if (record.unit or declaration.unit) == ANSWERS and values["value"] is not None:
+                    low, high = wilson(Share(record.value, record.n))
+                    rows.append(AnswerRow(**values, low=low, high=high))
+                else:
+                    rows.append(EvaluationRow(**values))
         found.append(
             EvaluationResults(
                 name=declaration.name,

@@ -108,8 +108,9 @@ def bench_generate(
     """Measure how fast architectures read a prompt and write text: time to first token, tokens per second, memory."""
     _refuse_scale_alone(study, scale)
 
-    from basecap.bench.decoding import Load, shown
     from basecap.bench.decoding import run as bench
+    from basecap.bench.decoding import shown
+    from basecap.models.decoding_speed import Load
     from basecap.system.environment import choose_device
 
     load_plugins(plugin)

@@ -12,13 +12,12 @@ from torch import Tensor
 from basecap.data import PreparedData
 from basecap.data.config import Count
 from basecap.data.tokenizer import Tokenizer
-from basecap.errors import ConfigError, DataError
+from basecap.errors import DataError
 from basecap.evals import _needles
 from basecap.evals._contract import Context, EvaluationConfig, Measurement, Outcome, SharedEvaluation, evaluation
-from basecap.evals._deployed import deployed
+from basecap.evals._deployed import deployed, refuse_positions
 from basecap.evals._needles import Dialect, Prompts, Sample
 from basecap.evals._statistics import answers_error
-from basecap.mixers import Mixer
 from basecap.models.generate import generate
 from basecap.models.language_model import LanguageModel
 from basecap.records.evaluation_points import At
@@ -35,7 +34,7 @@ LOOKS = 8
 
 
 @evaluation("passkey", unit=ANSWERS, better="higher", axes=("length",))
-class Passkey(SharedEvaluation[PreparedData]):
+class PasskeyRetrieval(SharedEvaluation[PreparedData]):
     """Share of prompts of RULER's S-NIAH whose hidden number is in the answer, by length and by depth.
 
     Each prompt says "One of the special magic numbers for NAME is: 1234567." between many equal lines and asks for the
@@ -159,16 +158,8 @@ class Passkey(SharedEvaluation[PreparedData]):
 
     def _refuse_positions(self, model: LanguageModel, tokenizer: Tokenizer) -> None:
         """Raise ConfigError if the model has parameters for each position, and fewer than it has to read."""
-        mixers = [module for module in model.modules() if isinstance(module, Mixer)]
-        if model.positions is None and all(mixer.takes_longer for mixer in mixers):
-            return
-        trained = model.config.max_length
-        read = self._prompts(tokenizer).longest(max(self._lengths(trained)))
-        if read > trained:
-            raise ConfigError(
-                f"passkey: a prompt and its answer may have {read:,} tokens, and this model has parameters for "
-                f"{trained:,} positions; lower lengths, raise data.seq_len, or leave out this architecture."
-            )
+        longest = self._prompts(tokenizer).longest(max(self._lengths(model.config.max_length)))
+        refuse_positions(self.declaration.name, model, longest)
 
     def _samples(self, tokenizer: Tokenizer, longest: int) -> dict[int, list[Sample]]:
         """Return the prompts of each length for models of `longest` tokens."""

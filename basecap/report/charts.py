@@ -40,6 +40,7 @@ def text_charts(study: TextResults) -> Charts:
         },
         "curves": {"training": figures.training(study)},
         "evaluations": dict(_evaluations(study)),
+        "heat_maps": _heat_maps(study),
     }
 
 
@@ -62,6 +63,7 @@ def task_charts(study: TaskResults) -> Charts:
         },
         "learning": {f"learning-{task}": figures.learning(study, task) for task in study.train},
         "evaluations": dict(_evaluations(study)),
+        "heat_maps": _heat_maps(study),
     }
 
 
@@ -100,7 +102,14 @@ def _evaluations(study: StudyResults) -> Iterator[tuple[str, figures.Spec | None
             for metric in dict.fromkeys(row.metric for row in found.rows):
                 yield f"{found.name}-{metric}", figures.layers(found, metric, study.names)
             continue
-        panels = {(row.metric, row.subset if found.axes else None) for row in found.rows}
+        drawn = [row for row in found.rows if figures.further_axis(found, row) is None]
+        panels = {(row.metric, row.subset if found.axes else None) for row in drawn}
         for metric, subset in sorted(panels, key=str):
             name = "-".join(part for part in (found.name, metric, subset) if part)
             yield name, figures.evaluation(study, found, metric, subset)
+
+
+def _heat_maps(study: StudyResults) -> dict[str, figures.Spec | None]:
+    return {
+        f"{found.name}-{name}": figures.heat_map(found, name) for found in study.evaluations for name in study.names
+    }

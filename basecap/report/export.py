@@ -10,8 +10,8 @@ from textwrap import wrap
 
 from markupsafe import escape
 
-from basecap.analysis.results import StudyResults, TaskResults, TextResults
-from basecap.analysis.rows import Estimate
+from basecap.analysis.results import AnswerRow, EvaluationRow, StudyResults, TaskResults, TextResults
+from basecap.analysis.rows import Estimate, Interval
 from basecap.records.token_classes import CLASSES
 from basecap.report.parts_text import origin_text
 from basecap.report.published import published_numbers
@@ -117,19 +117,18 @@ def _text(study: TextResults) -> Iterator[Sheet]:
 
 def _scores(table: ScoreTable) -> Sheet:
     """Return the table of a paper: beside each published number what these runs scored, where they did."""
-    heads = ["architecture", *(["training speed here"] if table.timed else [])]
+    heads = ["architecture"]
     for column in table.columns:
         heads += [f"{column} published"] if table.source else []
         heads += [f"{column} here", "standard error"] if table.measured else []
     rows: list[list[Cell]] = []
     for row in table.rows:
-        cells: list[Cell] = [row.name, *([row.speed] if table.timed else [])]
-        for index in range(len(table.columns)):
-            own = row.measured[index] if row.measured else None
+        cells: list[Cell] = [row.name]
+        for published, own in zip(row.published, row.measured, strict=True):
             if table.source:
-                cells.append(row.published[index] if row.published else None)
+                cells.append(published)
             if table.measured:
-                cells += [own.value, own.stderr] if own else [None, None]
+                cells += [own.estimate, own.stderr] if own else [None, None]
         rows.append(cells)
     return Sheet("scores", heads, rows)
 
@@ -193,7 +192,7 @@ def _common(study: StudyResults) -> Iterator[Sheet]:
                 row.subset,
                 *(row.axis[axis] for axis in found.axes),
                 row.metric,
-                row.value,
+                _estimate(row),
                 row.stderr,
                 row.n,
                 row.unit or found.unit,
@@ -206,6 +205,11 @@ def _common(study: StudyResults) -> Iterator[Sheet]:
     yield Sheet(
         "measured-on", columns, [[row.evaluation, row.subset, row.data, row.runs] for row in measured_on(study)]
     )
+
+
+def _estimate(row: EvaluationRow) -> Cell:
+    """Return a number, with its interval if it has one."""
+    return Interval(value=row.value or 0.0, low=row.low, high=row.high) if isinstance(row, AnswerRow) else row.value
 
 
 #: How text begins that spreadsheets compute.

@@ -1,52 +1,65 @@
 """A table of scores: what was measured here, beside the published scores of a paper that a study reproduces."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
-from basecap.analysis.results import TextResults
+from basecap.analysis.results import AnswerRow, EvaluationRow, TextResults
+from basecap.analysis.rows import Interval
+from basecap.report.answers import over_runs
 from basecap.report.figures.style import names_of
 from basecap.report.published import published_figure
 
-#: The column that training measures: tokens per second relative to the reference.
-SPEED = "training speed"
+#: The entry of a column that training measures: tokens per second.
+TRAINING = "training speed"
 
 #: The entry of a column that is the mean of the others.
 MEAN = "mean"
 
-#: The unit of numbers that are shown in percent.
+#: How an entry ends whose numbers are relative to that of the reference.
+RELATIVE = " / reference"
+
+#: The unit of numbers that are shown in percent, beside shares of answers.
 SHARE = "share"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """A number of a column, with its standard error; a share is in percent."""
+    """A number of a column, with its standard error, or, of a share of answers, its interval; shares in percent."""
 
     value: float
-    stderr: float | None
+    stderr: float | None = None
+    low: float | None = None
+    high: float | None = None
+
+    @property
+    def estimate(self) -> float | Interval:
+        """The number with its interval, if it has one."""
+        if self.low is None or self.high is None:
+            return self.value
+        return Interval(value=self.value, low=self.low, high=self.high)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScoreRow:
-    """An architecture: its training speed here, None if unknown, and by column its scores, None where there is none."""
+    """An architecture and its scores by column, None where there is none."""
 
     name: str
-    speed: float | None
     published: list[float | None]
     measured: list[Score | None]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScoreTable:
-    """The rows, the columns of scores, and the source of published numbers, None where there are none.
+    """The rows, the columns that have any number, and the source of published numbers, None where there are none.
 
-    `timed` and `measured` say whether any row has a speed and a score of ours.
+    `measured` says whether any score is ours.
     """
 
     rows: list[ScoreRow]
     columns: list[str]
     source: str | None
-    timed: bool
     measured: bool
 
 
@@ -55,44 +68,80 @@ def score_table(study: TextResults) -> ScoreTable | None:
     figure = published_figure(study)
     if figure is None or figure.kind != "scores":
         return None
-    speeds = _speeds(study) if SPEED in figure.columns else {}
+    nothing = [None] * len(figure.columns)
     rows = [
         ScoreRow(
             name=name,
-            speed=speeds.get(name),
-            published=list(figure.published.values.get(name, ())) if figure.published else [],
-            measured=_with_mean(figure.measured, [_score(study, name, column) for column in figure.measured]),
+            published=list(figure.published.values.get(name, nothing)) if figure.published else [*nothing],
+            measured=_with_mean(figure.measured, [_score(study, name, column) for column in figure.measured])
+            or [*nothing],
         )
         for name in names_of(study)
     ]
-    measured = any(one is not None for row in rows for one in row.measured)
-    if figure.published is None and not speeds and not measured:
+    shown = [
+        column
+        for column in range(len(figure.columns))
+        if any(row.published[column] is not None or row.measured[column] is not None for row in rows)
+    ]
+    if not shown:
         return None
     return ScoreTable(
-        rows=rows,
-        columns=figure.columns if figure.published or measured else [],
+        rows=[
+            ScoreRow(
+                name=row.name,
+                published=[row.published[column] for column in shown],
+                measured=[row.measured[column] for column in shown],
+            )
+            for row in rows
+        ],
+        columns=[figure.columns[column] for column in shown],
         source=figure.published.source if figure.published else None,
-        timed=bool(speeds),
-        measured=measured,
+        measured=any(one is not None for row in rows for one in row.measured),
     )
 
 
 def _score(study: TextResults, name: str, column: str | None) -> Score | None:
-    """Return the mean over the runs of an architecture of the number that a column is.
+    """Return the number of an architecture that a column is, see `FigureConfig.measured`."""
+    if column is None or not column.endswith(RELATIVE):
+        return _absolute(study, name, column)
+    own, base = (_absolute(study, one, column.removesuffix(RELATIVE)) for one in (name, study.reference))
+    return Score(value=own.value / base.value) if own and base and base.value else None
 
-    That is SUBSET METRIC of the first evaluation that has it, or EVALUATION SUBSET METRIC.
-    """
+
+def _absolute(study: TextResults, name: str, column: str | None) -> Score | None:
+    """Return the mean over the runs of an architecture of the number that a column is, of speeds the median."""
+    if column == TRAINING:
+        rates = [run.tokens_per_s for run in study.runs if run.name == name and run.status == "finished"]
+        known = [rate for rate in rates if rate]
+        return Score(value=median(known)) if known else None
     for found in study.evaluations:
-        scores = [
-            Score(value=factor * row.value, stderr=None if row.stderr is None else factor * row.stderr)
+        rows = [
+            row
             for row in found.rows
-            if row.name == name and row.value is not None
-            if column in (f"{row.subset} {row.metric}", f"{found.name} {row.subset} {row.metric}") and not row.axis
-            for factor in [100.0 if (row.unit or found.unit) == SHARE else 1.0]
+            if row.name == name and row.value is not None and column in (_place(row), f"{found.name} {_place(row)}")
         ]
-        if scores:
-            return _mean(scores)
+        answers = [row for row in rows if isinstance(row, AnswerRow)]
+        if answers:
+            return _of_answers(answers)
+        if rows:
+            return _mean([_of_row(row, row.unit or found.unit) for row in rows])
     return None
+
+
+def _place(row: EvaluationRow) -> str:
+    """Return SUBSET METRIC of a number, and where it is on its axes: SUBSET METRIC, AXIS VALUE."""
+    return ", ".join([f"{row.subset} {row.metric}", *(f"{axis} {value:.12g}" for axis, value in row.axis.items())])
+
+
+def _of_row(row: EvaluationRow, unit: str) -> Score:
+    factor = 100.0 if unit == SHARE else 1.0
+    value = row.value or 0.0
+    return Score(value=factor * value, stderr=None if row.stderr is None else factor * row.stderr)
+
+
+def _of_answers(rows: Sequence[AnswerRow]) -> Score:
+    found = over_runs(rows)
+    return Score(value=100 * found.value, low=100 * found.low, high=100 * found.high)
 
 
 def _with_mean(columns: list[str | None], scores: list[Score | None]) -> list[Score | None]:
@@ -107,13 +156,3 @@ def _mean(scores: list[Score]) -> Score:
     errors = [score.stderr for score in scores if score.stderr is not None]
     error = math.hypot(*errors) / len(scores) if len(errors) == len(scores) else None
     return Score(value=fmean(score.value for score in scores), stderr=error)
-
-
-def _speeds(study: TextResults) -> dict[str, float]:
-    """Return by architecture the median of its runs' tokens per second, relative to the reference's."""
-    rates: dict[str, list[float]] = {}
-    for run in study.runs:
-        if run.status == "finished" and run.tokens_per_s:
-            rates.setdefault(run.name, []).append(run.tokens_per_s)
-    base = rates.get(study.reference)
-    return {name: median(found) / median(base) for name, found in rates.items()} if base else {}

@@ -34,7 +34,9 @@ class FigureConfig(Section):
     measured: tuple[Line | None, ...] = Field(
         (),
         description="by column of a table of scores, the number that it is: SUBSET METRIC, such as piqa acc_norm, of "
-        "the first evaluation that has it, or EVALUATION SUBSET METRIC; mean: the mean of the row; null: none",
+        "the first evaluation that has it, or EVALUATION SUBSET METRIC; either with places on axes, such as S-NIAH "
+        "accuracy, length 4096; training speed: tokens per second; with ' / reference' at its end, relative to the "
+        "reference; mean: the mean of the row; null: none",
     )
     published: PublishedConfig | None = Field(
         None, description="numbers that the paper prints; the report shows them beside the measured ones"

@@ -11,10 +11,11 @@ from typer.testing import CliRunner
 
 from basecap.bench import decoding as generate
 from basecap.bench.contenders import ATTENTIONS, compare, entries, named, with_attention
-from basecap.bench.decoding import Load, run
+from basecap.bench.decoding import run
 from basecap.cli import app
 from basecap.errors import ConfigError
 from basecap.models.config import LayerConfig, model_config
+from basecap.models.decoding_speed import Load
 from basecap.models.generate import read_prompts
 from basecap.models.language_model import LanguageModel
 from tests._architectures import distinct_names

@@ -37,7 +37,7 @@ def test_prompts_are_token_by_token_those_of_the_program(dialect, count, expecte
     assert all(len(sample.tokens) + 128 <= prompts.longest(1500) for sample in made[0])
 
 
-def test_words_are_sorted_as_if_they_stood_in_one_list():
+def test_words_are_sorted_as_in_one_list():
     adjectives, nouns = ["well", "well-made", "odd", "a"], ["made-cup", "cup", "zoo", "cup"]
     whole = sorted({f"{adjective}-{noun}" for adjective in adjectives for noun in nouns})
     assert [*Words(adjectives, nouns)] == whole and "well-made-cup" in whole
@@ -86,7 +86,7 @@ def test_a_number_after_the_end_of_the_text_does_not_count(context):
     assert passkey._found(context.data.tokenizer, 3 * ["7654321"], new) == [True, False, False]
 
 
-def test_a_model_that_never_learned_has_none_with_an_interval(context, model):
+def test_a_model_that_never_learned_finds_nothing_and_its_error_is_not_zero(context, model):
     found = build_evaluation({"passkey": OPTIONS | {"lengths": [900], "samples": 3}})
     found.check(context.data, 48)
     found.trial(model, context)
@@ -106,7 +106,9 @@ def test_what_cannot_be_asked_is_refused(context, monkeypatch):
         build(lengths=[900, 700]).check(context.data, 48)
     config = model_config("transformer++ absolute", hidden=16, vocab=257, layers=1, max_length=1499)
     learned = LanguageModel(config).initialise(0)
-    with pytest.raises(ConfigError, match="may have 1,500 tokens, and this model has parameters for 1,499 positions"):
+    with pytest.raises(
+        ConfigError, match="a sequence may have 1,500 tokens, and this model has parameters for 1,499 positions"
+    ):
         build().trial(learned, context)
     monkeypatch.setattr(_needles, "find_spec", lambda name: None if name == "wonderwords" else find_spec(name))
     _needles.words.cache_clear()

@@ -7,8 +7,9 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from basecap.analysis.results import EvaluationResults, EvaluationRow, Point, PointLosses
+from basecap.analysis.results import AnswerRow, EvaluationResults, EvaluationRow, Point, PointLosses
 from basecap.analysis.rows import DomainGap, GapPart
+from basecap.report.charts import text_charts
 from basecap.report.figures import evaluation, forest, gap_curve, parts, scatter
 from basecap.report.images import image
 from basecap.report.palette import BLACK, COLOURS, ON_DARK
@@ -153,6 +154,31 @@ def test_positions_that_double_stand_at_equal_distances(places, kind, form):
     encodings = [layer["encoding"]["x"] for layer in chart["layer"]]
     assert {encoding["scale"].get("type") for encoding in encodings} == {kind}
     assert all(encoding["axis"] == {"values": list(places)} | form for encoding in encodings)
+
+
+def test_answers_by_two_axes_are_a_heat_map_and_no_curve():
+    common = {"name": "other 0", "step": 1, "tokens": 1, "eval": "e", "metric": "m", "stderr": 0.1, "n": 50}
+    rows = [
+        AnswerRow(subset=f"d {depth}", seed=seed, axis=axis, value=value, low=0.0, high=1.0, **common)
+        for seed, values in enumerate([(0.2, 0.4, 1.0), (0.4, 0.4, 1.0)])
+        for depth, length, value in zip((2, 1, 1), (9000.0, 9000.0, 100.0), values, strict=True)
+        for axis in [{"length": length, "depth": float(depth)}]
+    ]
+    whole = AnswerRow(subset="all", seed=0, axis={"length": 100.0}, value=0.0, low=0.0, high=0.07, **common)
+    found = EvaluationResults(name="e", axes=["length"], unit="share", better="higher", rows=[*rows, whole])
+    drawn = replace(drawn_study([0.1]), evaluations=[found])
+    charts = text_charts(drawn)
+    assert [name for name, chart in charts["heat_maps"].items() if chart] == ["e-other 0"]
+    assert [*charts["evaluations"]] == ["e-m-all"]
+    chart = charts["heat_maps"]["e-other 0"]
+    assert b"e, right answers in %" in image(chart, "svg")
+    _, encoding, cells = layers(chart, "rect")[0]
+    assert (encoding["x"]["sort"], encoding["y"]["sort"]) == (["100", "9,000"], ["d 1", "d 2"])
+    values = {(cell["place"], cell["subset"]): cell["value"] for cell in cells}
+    assert values == {("9,000", "d 2"): pytest.approx(0.3), ("9,000", "d 1"): 0.4, ("100", "d 1"): 1.0}
+    assert all(cell["low"] < cell["value"] or cell["value"] < cell["high"] for cell in cells)
+    (bar,) = layers(charts["evaluations"]["e-m-all"], "rule")[0][2]
+    assert (bar["low"], bar["high"]) == (0.0, 0.07)
 
 
 def test_every_gap_has_its_own_tolerance_beside_it():

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -168,23 +169,58 @@ def test_entropies_are_drawn_over_the_temperature(analysed: TextResults):
     assert all(name == f"temperature {row['temperature']:g}" for name, row in rows.items())
 
 
-def test_scores_are_a_published_table_with_our_speed_beside_it(analysed: TextResults):
+def test_scores_are_our_numbers_beside_the_published_ones(analysed: TextResults):
     figure = load_study("bc-table-3").figure.model_dump(mode="json")
-    figure["published"]["values"] = {"transformer++": [1, 1, None, 49.8, 25.6, 16.2, 15.8]}
+    published = [1, 1, *[None] * 6, 15.8, None, 49.8, 25.6, 16.2]
+    figure["published"]["values"] = {"transformer++": published}
     small = replace(analysed, settings=analysed.settings | {"figure": figure})
     found = replace(small, scale="paper")
     table = score_table(found)
     assert paper(found) == {} and score_table(analysed) is None
-    assert table and len(table.rows) == 7 and table.columns == figure["columns"]
+    assert table and len(table.rows) == 7
+    assert table.columns == [figure["columns"][column] for column in (0, 1, 8, 10, 11, 12)], "the others have no number"
     first, *others = table.rows
-    assert (first.name, first.speed, first.published) == ("transformer++", 1.0, [1, 1, None, 49.8, 25.6, 16.2, 15.8])
-    assert all(row.speed and not row.published for row in others)
+    assert (first.name, first.published) == ("transformer++", [1, 1, 15.8, 49.8, 25.6, 16.2])
+    assert first.measured[0].value == 1 and first.measured[1:] == [None] * 5
+    assert all(row.measured[0].value > 0 and row.published == [None] * 6 for row in others)
     (sheet,) = [sheet for sheet in sheets(found) if sheet.name == "scores"]
-    assert sheet.columns[:3] == ["architecture", "training speed here", "training speed published"]
-    assert sheet.rows[0] == ["transformer++", 1.0, *first.published] and len(sheet.rows) == 7
+    heads = ["architecture", "training speed published", "training speed here", "standard error"]
+    assert sheet.columns[:4] == heads and len(sheet.rows) == 7
+    assert sheet.rows[0][:5] == ["transformer++", 1, 1.0, None, 1]
     assert not [sheet for sheet in sheets(analysed) if sheet.name == "scores"]
     (sheet,) = [sheet for sheet in sheets(small) if sheet.name == "scores"]
-    assert sheet.columns == ["architecture", "training speed here"], "published scores are of the published size"
+    assert sheet.columns == ["architecture", "training speed here", "standard error"], "published ones: of their size"
+
+
+def test_table_3_shows_all_its_columns_measured(tmp_path: Path):
+    text = write_text(tmp_path / "text", documents=40, words=60)
+    data = f"data={{source: text, path: {text}, tokenizer: bytes, seq_len: 64, train: [prose], ood: [code]}}"
+    study = load_study("bc-table-3", [data, "model.hidden=16", "train.tokens=256", "train.eval_every=256"], "test")
+    only = {"transformer++", "mamba-2"}
+    out = tmp_path / "out"
+    execute(study, out, only=only, on=Resources(device="cpu"), plugins=(), log=lambda line: None)
+    report = write_report([out], out)
+    (found,) = report.studies
+    assert isinstance(found, TextResults)
+    table = score_table(found)
+    assert table and table.columns == ["training speed", "inference speed", "passkey 1k"]
+    rows = {row.name: row.measured for row in table.rows if row.name in only}
+    assert [score.value for score in rows["transformer++"][:2]] == [1, 1]
+    for _, inference, accuracy in rows.values():
+        assert inference.value > 0
+        assert (accuracy.value, accuracy.low) == (0, 0) and accuracy.high == pytest.approx(32.44, abs=0.01)
+    (passkey,) = [rows for rows in found.evaluations if rows.name == "passkey"]
+    assert len(passkey.rows) == 2 * (1 + 4) and '"high": 0.324' in (out / "results.json").read_text()
+    page = report.page.read_text(encoding="utf-8")
+    assert all(f'data-name="passkey-{name}"' in page for name in only) and "0.0 to 32.4" in page
+    assert "15.80" not in page and "they are not shown at scale test" in page
+
+
+def test_only_the_length_of_100k_stands_beside_its_published_value():
+    figure = load_study("bc-table-3").figure
+    columns = zip(figure.columns, figure.measured, zip(*figure.published.values.values(), strict=True), strict=True)
+    both = [name for name, measured, values in columns if measured and any(value is not None for value in values)]
+    assert both == ["training speed", "inference speed", "passkey 100k"]
 
 
 def test_a_study_without_a_figure_draws_none(analysed: TextResults):

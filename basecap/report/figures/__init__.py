@@ -6,6 +6,7 @@ from basecap.report.figures.costs import compared, gap_against, looks_of, pareto
 from basecap.report.figures.evaluations import evaluation
 from basecap.report.figures.gaps import forest, gap_curve
 from basecap.report.figures.hardest_cells import hardest_cells
+from basecap.report.figures.heat_map import further_axis, heat_map
 from basecap.report.figures.influence import influence
 from basecap.report.figures.layers import has_layers, layers
 from basecap.report.figures.learning import learning
@@ -26,10 +27,12 @@ __all__ = [
     "compared",
     "evaluation",
     "forest",
+    "further_axis",
     "gap_against",
     "gap_curve",
     "hardest_cells",
     "has_layers",
+    "heat_map",
     "influence",
     "layers",
     "learning",

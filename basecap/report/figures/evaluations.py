@@ -1,6 +1,6 @@
 """The figure of a declared evaluation."""
 
-from basecap.analysis.results import EvaluationResults, EvaluationRow, StudyResults, TaskResults
+from basecap.analysis.results import AnswerRow, EvaluationResults, EvaluationRow, StudyResults, TaskResults
 from basecap.report.figures.spec import Datum, Rows, Spec, chart, layer, number, unless_picked
 from basecap.report.figures.style import (
     colour,
@@ -22,7 +22,10 @@ MANY = 13
 
 
 def evaluation(study: StudyResults, found: EvaluationResults, metric: str, subset: str | None) -> Spec:
-    """A declared evaluation: curves over its first axis, one for each value of its second, else a mark per subset."""
+    """A declared evaluation: curves over its first axis, one for each value of its second, else a mark per subset.
+
+    Bars are standard errors, of shares of answers intervals.
+    """
     # In a study of text a run is named after its architecture.
     architectures = {own.name: own.architecture for own in study.points} if isinstance(study, TaskResults) else {}
     chosen = (row for row in found.rows if row.metric == metric and subset in (None, row.subset))
@@ -79,6 +82,7 @@ def _ticks(values: list[float]) -> Spec:
 def _row(row: EvaluationRow, axes: list[str], architectures: dict[str, str]) -> Datum:
     """Return the data of one number; an axis has a field by its place, as its name may mean something in Vega."""
     value, error = row.value or 0.0, row.stderr or 0.0
+    low, high = (row.low, row.high) if isinstance(row, AnswerRow) else (value - error, value + error)
     return {
         "name": architectures.get(row.name, row.name),
         "run": row.name,
@@ -87,8 +91,8 @@ def _row(row: EvaluationRow, axes: list[str], architectures: dict[str, str]) -> 
         "value": row.value,
         "stderr": row.stderr,
         "n": row.n,
-        "low": value - error,
-        "high": value + error,
+        "low": low,
+        "high": high,
         **{f"axis{index}": row.axis[axis] for index, axis in enumerate(axes)},
     }
 
