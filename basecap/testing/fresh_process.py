@@ -2,17 +2,20 @@
 
 State outside the model, such as a global variable of a plugin file, is the same for every copy of the model within one
 process. In a new process it is as the plugin file begins, so losses that depend on such state differ there.
+
+Unlike a worker of `basecap.system.processes` it is killed when it is late, and what a plugin prints in it goes nowhere.
+Questions and answers are JSON, whose numbers are those of the tensors to the bit.
 """
 
+import json
 import os
-import pickle
 import subprocess
 import sys
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -62,6 +65,18 @@ class Question:
     draws: Draws
     batches: Sequence[Batch]
 
+    def content(self) -> dict[str, Any]:
+        """Return it as JSON holds it."""
+        return {
+            "weights": str(self.model.weights),
+            "plugins": {str(path): digest for path, digest in self.model.plugins.items()},
+            "device": self.device,
+            "bf16": self.bf16,
+            "threads": self.threads,
+            "draws": [state.tolist() for state in self.draws],
+            "batches": [[part.tolist() for part in batch] for batch in self.batches],
+        }
+
 
 class FreshProcess:
     """A new process, which imports PyTorch while this one works and then waits for questions."""
@@ -96,21 +111,21 @@ class FreshProcess:
         """
         for question in questions:
             _refuse_full_memory(question)
-        late = threading.Timer(seconds, self._process.kill)
-        late.start()
-        output, _ = self._process.communicate(pickle.dumps(questions))
-        in_time = late.is_alive()
-        late.cancel()
-        if not output and not in_time:
-            raise NotRunError(f"it took more than {seconds:.0f} s")
+        asked = json.dumps([question.content() for question in questions]).encode()
+        try:
+            output, _ = self._process.communicate(asked, seconds)
+        except subprocess.TimeoutExpired:
+            raise NotRunError(f"it took more than {seconds:.0f} s") from None
         if not output and self._process.returncode < 0:
             raise NotRunError("its process was killed, possibly out of memory")
         if not output:
             raise RuntimeError("a new process ended without an answer")
-        found = pickle.loads(output)
-        if isinstance(found, Exception):
-            raise found
-        return found
+        answer = json.loads(output)
+        if "not run" in answer:
+            raise NotRunError(answer["not run"])
+        if "raised" in answer:
+            raise RuntimeError(f"in a new process: {answer['raised']}")
+        return [[torch.tensor(losses, dtype=torch.float64) for losses in found] for found in answer["losses"]]
 
 
 def _refuse_full_memory(question: Question) -> None:
@@ -126,30 +141,31 @@ def answer() -> None:
     """Answer the questions on standard input; what a plugin prints goes nowhere."""
     with os.fdopen(os.dup(sys.stdout.fileno()), "wb") as output:
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-        questions: list[Question] = pickle.load(sys.stdin.buffer)
-        found: list[list[Tensor]] | Exception
+        found: dict[str, Any]
         try:
-            found = [_losses(question) for question in questions]
+            found = {"losses": [_losses(question) for question in json.load(sys.stdin)]}
         except (BasecapError, MemoryError, torch.OutOfMemoryError) as error:
-            found = NotRunError(describe_error(error))
+            found = {"not run": describe_error(error)}
         except (Exception, SystemExit) as error:  # whatever a plugin's code raises
-            found = RuntimeError(f"in a new process: {describe_error(error)}")
-        pickle.dump(found, output)
+            found = {"raised": describe_error(error)}
+        output.write(json.dumps(found).encode())
 
 
 @torch.no_grad()
-def _losses(question: Question) -> list[Tensor]:
-    device = choose_device(question.device)
-    limit_processors(question.threads, None)
-    for path, digest in question.model.plugins.items():
-        load_plugin(path, digest)
-    model = load_unaveraged(question.model.weights).to(device)
+def _losses(question: Mapping[str, Any]) -> list[list[list[float]]]:
+    """Return the losses of each batch of a question, [B, T]."""
+    device = choose_device(question["device"])
+    limit_processors(question["threads"], None)
+    for path, digest in question["plugins"].items():
+        load_plugin(Path(path), digest)
+    model = load_unaveraged(Path(question["weights"])).to(device)
+    draws = [torch.tensor(state, dtype=torch.uint8) for state in question["draws"]]
     found = []
-    for inputs, targets in question.batches:
-        _set(question.draws, device)
-        with torch.autocast(device.type, torch.bfloat16, enabled=question.bf16):
-            losses = model.token_losses(inputs.to(device), targets.to(device))
-        found.append(losses.double().cpu())
+    for batch in question["batches"]:
+        _set(draws, device)
+        with torch.autocast(device.type, torch.bfloat16, enabled=question["bf16"]):
+            losses = model.token_losses(*(torch.tensor(part, dtype=torch.int64, device=device) for part in batch))
+        found.append(losses.double().tolist())
     return found
 
 
