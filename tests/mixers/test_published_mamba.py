@@ -89,6 +89,7 @@ LONG = (
 
 MAMBA_1 = f"{COMMIT}: mamba_ssm/modules/mamba_simple.py, mamba_ssm/models/mixer_seq_simple.py"
 MAMBA_2 = f"{COMMIT}: mamba_ssm/modules/mamba2.py, mamba_ssm/models/mixer_seq_simple.py"
+MAMBA_3 = f"{COMMIT}: mamba_ssm/modules/mamba3.py, tests/ops/triton/test_mamba3_siso.py"
 GLOBAL = (
     "ZetangForward/Global_Mamba@859b5695e7a05d880371d70fb10da6bba699afb0: models/custom_mamba_v3_fast_dev.py, "
     "models/modules/longconv.py, models/configuration_mamba.py, src/train_dev2.py"
@@ -102,6 +103,16 @@ ONE_STEP = Row(r"mixer\.decay_bias", steps(1e-3, 0.1), decay=False, differs=SHAR
 HEADS = (*AROUND, Row(r"mixer\.dt_bias", steps(1e-3, 0.1), decay=False))
 RATES = Row(r"mixer\.A_log", log_of_uniform(1, 16), decay=False)
 GAIN = Row(r"mixer\.norm_weight", ONES, decay=False, differs=NO_TRAINER)
+
+#: Mamba3: B_bias and C_bias are 1 and decay, with the norms' gains; D and dt_bias are marked _no_weight_decay.
+THREE = (
+    *AROUND,
+    Row(r"mixer\.dt_bias", steps(1e-3, 0.1), decay=False),
+    Row(r"mixer\.[BC]_bias", ONES),
+    Row(r"mixer\.[BC]_gain", ONES, decay=False, differs=NO_TRAINER),
+    Row(r"(head|feed_forward\.(gate|up|down))\.weight", normal(0.02), differs=NO_TRAINER),
+    Row(r"feed_forward_norm\.weight", ONES, decay=False, differs=NO_TRAINER),
+)
 
 
 def one(*rows: Row) -> Table:
@@ -130,6 +141,7 @@ TABLES = {
     "mamba-2 decay one": two(*CONVOLUTION, ONE_RATE, GAIN),
     "mamba-2 decay none": two(*CONVOLUTION, GAIN),
     "mamba-2 decay none w/o conv": two(GAIN),
+    "mamba-3": Table(source=MAMBA_3, rows=THREE),
 }
 
 

@@ -1,0 +1,106 @@
+"""Mamba-3: the paper's recurrence token by token, identity with Mamba-2, published sizes."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from basecap.errors import ConfigError
+from basecap.mixers import LayerSpec, initialise
+from basecap.mixers.mamba_2 import Mamba2
+from basecap.mixers.mamba_3 import Mamba3
+from basecap.models.config import model_config
+from basecap.models.language_model import LanguageModel
+
+
+def build(**options: object) -> Mamba3:
+    mixer = Mamba3(Mamba3.Config(heads=2, state=8, **options), LayerSpec(hidden=12)).double()
+    initialise(mixer, mixer.recipe(), 0)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in mixer.parameters():
+            parameter += 0.3 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+    return mixer
+
+
+def inputs(T: int = 30) -> Tensor:
+    return 2 * torch.randn(2, T, 12, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+
+
+def by_token(mixer: Mamba3, u: Tensor) -> Tensor:
+    """The recurrence as the official step has it: every head with its own state and phases, one token at a time."""
+    H, K, V, A = mixer.heads, mixer.config.state, mixer.head_dim, mixer.angles
+    z, x, B, C, dt, rate, share, angle = (u @ mixer.in_proj.weight.T).split(mixer.in_proj.sizes, dim=-1)
+    dt = F.softplus(dt + mixer.dt_bias)
+    rate = F.softplus(rate) if mixer.config.rate == "softplus" else torch.where(rate >= 0, 1 + rate, 1 / (1 - rate))
+    share = torch.sigmoid(share) if mixer.config.trapezoid else torch.ones_like(dt)
+    B, C = (
+        (part * torch.rsqrt(part.square().mean(-1, keepdim=True) + 1e-5) * gain)[:, :, None] + bias
+        for part, gain, bias in ((B, mixer.B_gain, mixer.B_bias), (C, mixer.C_gain, mixer.C_bias))
+    )
+    x, phase = x.unflatten(-1, (H, V)), u.new_zeros(len(u), H, A)
+    state, before, outputs = u.new_zeros(len(u), H, V, K), u.new_zeros(len(u), H, V, K), []
+    for t in range(u.shape[1]):
+        phase = phase + dt[:, t, :, None] * torch.tanh(angle[:, t, None]) * math.pi
+        turn = torch.polar(torch.ones_like(phase), phase)
+
+        def rotated(part: Tensor, turn: Tensor = turn) -> Tensor:
+            pairs = torch.view_as_complex(part[..., : 2 * A].unflatten(-1, (A, 2)).contiguous())
+            return torch.cat([torch.view_as_real(pairs * turn).flatten(-2), part[..., 2 * A :]], dim=-1)
+
+        write = x[:, t, :, :, None] * rotated(B[:, t])[:, :, None]
+        step, decay = dt[:, t, :, None, None], torch.exp(-rate[:, t] * dt[:, t])[..., None, None]
+        own = share[:, t, :, None, None]
+        state = decay * state + (1 - own) * step * decay * before + own * step * write
+        before = write
+        read = (state * rotated(C[:, t])[:, :, None]).sum(-1)
+        outputs.append(read + mixer.D[:, None] * x[:, t])
+    y = torch.stack(outputs, dim=1).flatten(2) * F.silu(z)
+    return y @ mixer.out_proj.weight.T
+
+
+@pytest.mark.parametrize("options", [{}, {"rate": "heavy tail"}, {"trapezoid": False}, {"rotation": 1.0}])
+def test_equals_the_recurrence(options: dict):
+    mixer, u = build(**options), inputs()
+    torch.testing.assert_close(mixer(u), by_token(mixer, u), rtol=1e-10, atol=1e-10)
+
+
+def test_without_its_additions_it_is_mamba_2():
+    mixer, u = build(rotation=0.0, trapezoid=False), inputs()
+    plain = Mamba2(Mamba2.Config(heads=2, state=8, conv=False, norm=False), LayerSpec(hidden=12)).double()
+    _, flow, _ = mixer._flow(u)
+    # Mamba-2 has B and C of its own, the same for every head, and constant rates.
+    q, k = (torch.randn(2, 30, 1, 8, generator=torch.Generator().manual_seed(seed)).double() for seed in (3, 4))
+    with torch.no_grad():
+        plain.D.zero_()
+        plain.A_log.fill_(0.5)
+        plain.dt_bias.zero_()
+    raw = torch.randn(2, 30, 2, generator=torch.Generator().manual_seed(5)).double()
+    dt = F.softplus(raw)
+    expected, _ = plain._scan((flow.x.flatten(2), k.flatten(2), q.flatten(2)), raw, None, None)
+    given = {"q": q.expand(-1, -1, 2, -1), "k": k.expand(-1, -1, 2, -1), "log_decay": -math.exp(0.5) * dt, "now": dt}
+    found = mixer._scan(type(flow)(x=flow.x, later=0 * dt, **given), None, None)
+    torch.testing.assert_close(found.flatten(2), expected, rtol=1e-10, atol=1e-10)
+
+
+def test_phases_of_a_long_text_keep_their_digits():
+    mixer, T = build().float(), 4000
+    u = inputs(T).float()
+    exact = build()._flow(u.double())[1].q
+    assert (mixer._flow(u)[1].q - exact).abs().max() < 2e-3
+
+
+def test_a_state_too_small_to_rotate_is_refused():
+    with pytest.raises(ConfigError, match=r"rotation 0\.2 of 8 states leaves no pair to rotate; choose a larger one"):
+        build(rotation=0.2)
+
+
+def test_published_size():
+    with torch.device("meta"):
+        model = LanguageModel(model_config("mamba-3", hidden=768, vocab=32_000))
+    mixer = model.blocks[0].mixer
+    assert (mixer.heads, mixer.head_dim, mixer.angles) == (24, 64, 32)
+    projections = 768 * (2 * 1536 + 2 * 128 + 3 * 24 + 32) + 1536 * 768
+    assert sum(p.numel() for p in mixer.parameters()) == projections + 2 * 24 * 128 + 2 * 128 + 2 * 24
