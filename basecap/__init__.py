@@ -4,20 +4,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from basecap.errors import BasecapError
 from basecap.version import __version__
 
 if TYPE_CHECKING:  # importing these takes seconds, which `import basecap` and `basecap --help` must not
     from basecap.api import Study, TrainedModel
 
-__all__ = ["__version__", "load", "open"]
+__all__ = ["BasecapError", "__version__", "load", "open"]
 
 
 def open(directory: str | Path) -> "Study":
     """Open a study that `basecap run` wrote, for the tables, figures and models of its report.
 
-    It shows what was recorded when it was first asked for a table or a figure; open a study that still runs again to
-    see more. To see a gap counts as a look at the study, as the report does: seeds that are added later count as added
-    after it.
+    It is read once, when it is first asked for a table, a figure or its findings: while it runs, open it again to see
+    more. To see gaps is a look at the study, as is its report: seeds that are added later count as added after a look.
 
     Args:
         directory: of the study, such as "runs/quickstart".

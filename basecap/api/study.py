@@ -1,6 +1,7 @@
 """A study from Python: its tables, figures, runs and records."""
 
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -132,7 +133,7 @@ class Study:
         chart = self._charts.get(name)
         if chart is None:
             raise ConfigError(self._missing("figure", name, self.figures, name in self._charts))
-        return StudyFigure(name, chart)
+        return StudyFigure(name, deepcopy(chart))  # its reader may change it
 
     def run(self, name: str, seed: int = 0) -> StudyRun:
         """Return the run of an architecture with a seed; in a study of several tasks it is called "NAME on TASK".

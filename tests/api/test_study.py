@@ -38,6 +38,8 @@ def test_tables_and_figures_are_those_of_the_report(study, tmp_path):
     chart = r'<div class="chart" data-name="(.*?)"><script type="application/json">(.*?)</script>'
     drawn = {name: json.loads(content) for name, content in re.findall(chart, report.page.read_text())}
     assert sorted(study.figures) == sorted(drawn)
+    study.figure("gaps").chart["config"]["font"] = "Comic Sans"
+    assert study.figure("gaps").chart["config"]["font"] == drawn["gaps"]["config"]["font"]
     saved = json.loads(study.figure("gaps").save(tmp_path / "gaps.json").read_text())
     assert saved["datasets"] == drawn["gaps"]["datasets"]
     assert study.table()[0]["verdict"] == report.studies[0].comparisons[0].verdict == "degrades"

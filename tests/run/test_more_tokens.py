@@ -12,6 +12,7 @@ from basecap.records import StudyRecords
 from basecap.records.branches import finished_branches
 from basecap.run.executors import Resources
 from basecap.run.stored_weights import evaluate_directory
+from basecap.run.trained import load_trained, stored_weights
 from basecap.study.config import load_study
 from tests.run._execute import run
 
@@ -81,6 +82,7 @@ def test_a_gap_is_measured_between_branches(study_file, tmp_path):
         assert [{record.eval for record in part.evals()} for part in finished_branches(found)] == [
             {"domain-loss", "copying"}
         ] * 2
+        assert load_trained(found.path, device="cpu").step == 10 and {5, 10} <= stored_weights(found).keys()
     said: list[str] = []
     options = {"only": ("transformer++",), "on": Resources(device="cpu"), "plugins": (), "log": said.append}
     assert evaluate_directory(tmp_path / "out", add=("position-loss: {first: 8, at: end}",), at=None, **options) == 0
