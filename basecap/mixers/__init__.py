@@ -1,6 +1,7 @@
 """Sequence mixers: one file per architecture, found by scanning; docs/mixers.md says what a file holds."""
 
 from basecap.mixers._cache import Cache, fill_rows, step_rows
+from basecap.mixers._canon import Canon
 from basecap.mixers._contract import (
     ARCHITECTURES,
     Architecture,
@@ -40,6 +41,7 @@ __all__ = [
     "ARCHITECTURES",
     "Architecture",
     "Cache",
+    "Canon",
     "ForwardOnly",
     "Initialiser",
     "LayerChoice",

@@ -8,6 +8,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from basecap.errors import ConfigError
+from basecap.mixers._canon import Canon
 from basecap.mixers._contract import Cache, Mixer, MixerConfig, choose_heads, divide
 from basecap.mixers._parts import positions_of, rms_norm, rotary
 from basecap.mixers._recipes import LayerSpec, ParameterRecipe, Scheme, constant, default_recipe, matrices
@@ -19,7 +20,8 @@ HeadNormalisation = Literal["none", "plain", "gain"]
 class AttentionHeads(nn.Module):
     """Queries, keys and values of every head; groups of query heads may share keys and values.
 
-    Queries and keys are first normalised to root mean square 1 per head (with a learned gain or without), then rotated.
+    Queries and keys are first normalised to root mean square 1 per head (with a learned gain or without), then all
+    three pass the Canon layer, if there is one, then queries and keys are rotated.
     """
 
     def __init__(
@@ -32,6 +34,7 @@ class AttentionHeads(nn.Module):
         rotary_fraction: float = 1.0,
         norm: HeadNormalisation = "none",
         bias: bool = False,
+        canon: bool = False,
     ):
         super().__init__()
         self.heads = choose_heads(hidden, heads)
@@ -50,16 +53,25 @@ class AttentionHeads(nn.Module):
         self.qkv = nn.Linear(hidden, (self.heads + 2 * self.groups) * self.dim, bias=bias)
         self.q_gain = nn.Parameter(torch.empty(self.dim)) if norm == "gain" else None
         self.k_gain = nn.Parameter(torch.empty(self.dim)) if norm == "gain" else None
+        self.canon = Canon(self.qkv.out_features) if canon else None
 
     def forward(
-        self, x_BTD: Tensor, segments: Tensor | None = None, start: int | Tensor = 0
+        self, x_BTD: Tensor, segments: Tensor | None = None, start: int | Tensor = 0, last: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return q [B, T, H, K], k and v [B, T, G, K]; positions count from `start`, or within `segments`."""
-        q, k, v = self.qkv(x_BTD).unflatten(-1, (-1, self.dim)).split([self.heads, self.groups, self.groups], dim=2)
+        """Return q [B, T, H, K], k and v [B, T, G, K].
+
+        Positions count from `start`, or within `segments`; `last` is the Canon layer's cache, updated in place.
+        """
+        widths = [self.heads, self.groups, self.groups]
+        q, k, v = self.qkv(x_BTD).unflatten(-1, (-1, self.dim)).split(widths, dim=2)
         if self.norm != "none":
             q, k = rms_norm(q), rms_norm(k)
         if self.q_gain is not None and self.k_gain is not None:
             q, k = q * self.q_gain.to(q.dtype), k * self.k_gain.to(k.dtype)
+        if self.canon is not None:
+            joined = torch.cat([q, k, v], dim=2).flatten(2)
+            joined = self.canon(joined, segments) if last is None else self.canon.extend(joined, last)
+            q, k, v = joined.unflatten(-1, (-1, self.dim)).split(widths, dim=2)
         if self.rope_base is None:
             return q, k, v
         positions = start + torch.arange(x_BTD.shape[1], device=x_BTD.device)
@@ -76,16 +88,23 @@ class AttentionHeads(nn.Module):
         """Normal(0.02); gains start at 1."""
         gains = {name: ParameterRecipe(init=constant(1.0), decay=False) for name in ("q_gain", "k_gain")}
         own = gains if self.norm == "gain" else {}
+        if self.canon is not None:
+            own = own | {f"canon.{name}": recipe for name, recipe in self.canon.recipe().items()}
         return {**default_recipe(self), **own}
 
     def init_cache(self, batch: int, capacity: int) -> Cache:
-        """Return room for `capacity` keys and values, [B, capacity, G, K] each."""
+        """Return room for `capacity` keys and values, [B, capacity, G, K] each, and the state of a Canon layer."""
         shape = (batch, capacity, self.groups, self.dim)
-        return Cache(tensors={name: self.qkv.weight.new_zeros(shape) for name in ("k", "v")})
+        return Cache(tensors={name: self.qkv.weight.new_zeros(shape) for name in ("k", "v")} | self.canon_state(batch))
+
+    def canon_state(self, batch: int) -> dict[str, Tensor]:
+        """Return the empty state of the Canon layer by its name in a cache; nothing if there is none."""
+        return {} if self.canon is None else {"canon": self.canon.init_cache(batch)}
 
     def state_bytes(self, capacity: int) -> int:
         """Bytes of `init_cache(1, capacity)`."""
-        return 2 * capacity * self.groups * self.dim * self.qkv.weight.element_size()
+        canon = 0 if self.canon is None else self.canon.state_bytes()
+        return 2 * capacity * self.groups * self.dim * self.qkv.weight.element_size() + canon
 
 
 class HeadsConfig(MixerConfig):
@@ -98,6 +117,7 @@ class HeadsConfig(MixerConfig):
     gate: Literal["none", "elementwise", "per head"] = Field(
         "none", description="sigmoid of the input that gates the mixed values, channel by channel or head by head"
     )
+    canon: bool = Field(False, description="whether a Canon layer follows the projection, before positions (place b)")
 
 
 class SelectionConfig(HeadsConfig):
@@ -130,6 +150,7 @@ class HeadedMixer(Mixer):
             rotary_fraction=rotary_fraction,
             norm=norm,
             bias=bias,
+            canon=config.canon,
         )
         gates = {"none": 0, "elementwise": layer.hidden, "per head": self.project.heads}[config.gate]
         self.gate = nn.Linear(layer.hidden, gates, bias=bias) if gates else None
@@ -150,7 +171,7 @@ class HeadedMixer(Mixer):
 
     def prefill(self, x_BTD: Tensor, cache: Cache) -> Tensor:
         """Mix a whole prompt and keep the keys and values that later steps can see."""
-        q, k, v = self.project(x_BTD)
+        q, k, v = self.project(x_BTD, last=cache.tensors.get("canon"))
         self.store(k, v, cache)
         return self.finish(self.attend(q, k, v), x_BTD)
 
@@ -182,4 +203,5 @@ class HeadedMixer(Mixer):
     def projection_flops(self, length: int) -> float:
         """Floating-point operations of the projections over `length` tokens, forward."""
         gate = 0 if self.gate is None else self.gate.weight.numel()
-        return 2.0 * length * (self.project.qkv.weight.numel() + gate + self.out.weight.numel())
+        canon = 0.0 if self.project.canon is None else self.project.canon.flops(length)
+        return 2.0 * length * (self.project.qkv.weight.numel() + gate + self.out.weight.numel()) + canon

@@ -200,6 +200,7 @@ class Architecture:
         source: origin of its official values: "OWNER/REPOSITORY@COMMIT: file, file", or whose choice they are.
         differences: one sentence for each deliberate difference from the source, with its reason.
         variant_of: the architecture that it is a variant of, or None.
+        canon: places of Canon layers in its blocks, among a, b, c and d.
     """
 
     name: str
@@ -210,6 +211,7 @@ class Architecture:
     source: str = ""
     differences: tuple[str, ...] = ()
     variant_of: str | None = None
+    canon: str = ""
 
     def __post_init__(self) -> None:
         if split_backbone(self.name)[1] is not None:
@@ -218,7 +220,7 @@ class Architecture:
 
 @dataclass(frozen=True, kw_only=True)
 class Variant:
-    """A named variant of a mixer: options, and backbone, paper, source and differences if those differ too."""
+    """A named variant of a mixer: options, Canon layers; backbone, paper, source and differences if those differ."""
 
     options: Mapping[str, Any] = field(default_factory=dict)
     backbone: str | None = None
@@ -226,6 +228,7 @@ class Variant:
     paper: str = ""
     source: str = ""
     differences: tuple[str, ...] = ()
+    canon: str = ""
 
 
 ARCHITECTURES: Registry[Architecture] = Registry("mixer", "basecap.mixers", "mixers")
@@ -258,23 +261,19 @@ def mixer(
     def register(cls: type[Mixer]) -> type[Mixer]:
         if not (isinstance(cls, type) and issubclass(cls, Mixer)):
             raise ConfigError(f"mixer {name!r} is not a subclass of basecap.mixers.Mixer; derive it from that class.")
+        where = f"mixer {name!r} ({source_location(cls)})"
         texts = {"name": name, "backbone": backbone, "paper": paper, "summary": summary, "source": source}
         for key, given in texts.items():
             if not isinstance(given, str):
-                raise ConfigError(f"mixer {name!r} ({source_location(cls)}): {key} must be text, not {given!r}.")
+                raise ConfigError(f"{where}: {key} must be text, not {given!r}.")
         if missing := ", ".join(sorted(cls.__abstractmethods__)):
-            raise ConfigError(f"mixer {name!r} ({source_location(cls)}) lacks {missing}; {_remedy(cls)}.")
+            raise ConfigError(f"{where} lacks {missing}; {_remedy(cls)}.")
         if not (isinstance(cls.Config, type) and issubclass(cls.Config, MixerConfig)):
-            raise ConfigError(
-                f"mixer {name!r} ({source_location(cls)}): its Config must subclass basecap.mixers.MixerConfig."
-            )
+            raise ConfigError(f"{where}: its Config must subclass basecap.mixers.MixerConfig.")
         if required := [key for key, option in cls.Config.model_fields.items() if option.is_required()]:
-            raise ConfigError(
-                f"mixer {name!r} ({source_location(cls)}): option {required[0]!r} has no default; every option in "
-                "Config needs one."
-            )
+            raise ConfigError(f"{where}: option {required[0]!r} has no default; every option in Config needs one.")
         if wrong := next(_ill_typed(options, variants, differences), None):
-            raise ConfigError(f"mixer {name!r} ({source_location(cls)}): {wrong}.")
+            raise ConfigError(f"{where}: {wrong}.")
         plain = Variant(options=options or {}, summary=summary, source=source, differences=differences)
         for key, variant in {name: plain, **(variants or {})}.items():
             architecture = Architecture(
@@ -286,6 +285,7 @@ def mixer(
                 source=variant.source,
                 differences=variant.differences,
                 variant_of=None if variant is plain else name,
+                canon=variant.canon,
             )
             ARCHITECTURES.add(key, architecture, cls)
         return cls

@@ -17,12 +17,16 @@ Scheme = Literal["gpt-2", "gpt-neox", "plain"]
 
 @dataclass(frozen=True, kw_only=True)
 class LayerSpec:
-    """A layer in its model: model width, index (from 0), number of layers, longest training sequence."""
+    """A layer in its model: model width, index (from 0), number of layers, longest training sequence.
+
+    `canon` has the places of Canon layers in its block, among a, b, c and d.
+    """
 
     hidden: int
     index: int = 0
     depth: int = 1
     max_length: int = 2048
+    canon: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,6 +29,11 @@ def alibi_slopes(heads: int, device: torch.device) -> Tensor:
     return torch.cat([series(power), series(2 * power)[::2][: heads - power]])
 
 
+#: Origin of Canon layers.
+CANON = (
+    "facebookresearch/PhysicsLM4@924678beb29b862c5e87b9bce73059b2fe02db09: lingua_modified/lingua/canon_helper.py, "
+    "lingua_modified/lingua/transformer.py for Canon layers; for the rest our choice, as for transformer++"
+)
 #: Origin of gated attention.
 GATED = (
     "qiuzh20/gated_attention@df42212f08f0ab69d3b26956d61feff730dc3804: modeling_qwen3.py for the gate and the gains of "
@@ -90,6 +95,22 @@ NARROW = (
         "transformer++ temperature": Variant(
             options={"qk_norm": True, "temperature": 1.0},
             summary="normalised queries and keys, softmax at a chosen temperature",
+        ),
+        "transformer++ canon-a": Variant(
+            canon="a",
+            summary="a Canon layer, a convolution of four tokens with a residual, before attention",
+            paper="ssrn 5240330 (Canon layers)",
+            source=CANON,
+        ),
+        "transformer++ canon": Variant(
+            canon="abcd",
+            summary="Canon layers before attention, on queries, keys and values, before and in the feed-forward layer",
+            paper="ssrn 5240330 (Canon layers)",
+            source=CANON,
+            differences=(
+                "RoPE rotates whole heads, as in transformer++; the official models rotate a quarter of each, which "
+                "`mixer: {rotary_fraction: 0.25}` in a study does.",
+            ),
         ),
         "transformer++ gated": Variant(
             options={"gate": "elementwise"},
@@ -162,7 +183,7 @@ class Attention(HeadedMixer):
     def step(self, x_B1D: Tensor, cache: Cache) -> Tensor:
         """Attend from one more token to the cache."""
         start = cache.start
-        q, k, v = self.project(x_B1D, start=start)
+        q, k, v = self.project(x_B1D, start=start, last=cache.tensors.get("canon"))
         self.store(k, v, cache)
         capacity = cache.tensors["k"].shape[1]
         seen = min(cache.length, capacity)

@@ -37,6 +37,11 @@ from basecap.ops import Influence
         "A is drawn from (1e-4, 16), not from (0, 16): 0 has no logarithm.",
     ),
     variants={
+        "gated-deltanet canon": Variant(
+            canon="acd",
+            summary="with Canon layers at three places, besides its own convolution",
+            paper="arXiv 2412.06464, ssrn 5240330 (Canon layers)",
+        ),
         "gated-deltanet w/o conv": Variant(
             options={"conv": False}, summary="without the short convolutions", differences=SHRUNK
         ),

@@ -39,6 +39,15 @@ from basecap.ops.ssd import influence, ssd
         ),
         "mamba-2 w/o conv": Variant(options={"conv": False}, summary="without the short convolution"),
         "mamba-2 w/o gn": Variant(options={"norm": False}, summary="gated, but without the group norm"),
+        "mamba-2 canon": Variant(
+            canon="a",
+            summary="with a Canon layer before the mixer, besides its own convolution",
+            paper="arXiv 2405.21060, ssrn 5240330 (Canon layers)",
+            differences=(
+                "Its blocks have no feed-forward layer, as published, so there are no places c and d; the authors of "
+                "Canon layers add one.",
+            ),
+        ),
         "mamba-2 state x2": Variant(options={"state": 256}, summary="state 256"),
         "mamba-2 state x4": Variant(options={"state": 512}, summary="state 512"),
     },

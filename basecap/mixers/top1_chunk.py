@@ -32,6 +32,12 @@ from basecap.ops.top1_chunk import (
             options={"mode": "approx"},
             summary="attention to the own chunk and the earlier one with the best mean key",
         ),
+        "top1-chunk-exact canon": Variant(
+            options={"mode": "exact"},
+            canon="abcd",
+            summary="top1-chunk-exact with Canon layers at all four places",
+            paper="arXiv 2505.18522, ssrn 5240330 (Canon layers)",
+        ),
     },
 )
 class Top1Chunk(HeadedMixer):
@@ -68,11 +74,11 @@ class Top1Chunk(HeadedMixer):
         tensors = top1_chunk_cache(
             batch, max_length, p.groups, p.dim, chunk=self.config.chunk, dtype=weight.dtype, device=weight.device
         )
-        return Cache(tensors=tensors)
+        return Cache(tensors=tensors | p.canon_state(batch))
 
     def step(self, x_B1D: Tensor, cache: Cache) -> Tensor:
         """Attend from one more token."""
-        q, k, v = self.project(x_B1D, start=cache.start)
+        q, k, v = self.project(x_B1D, start=cache.start, last=cache.tensors.get("canon"))
         c, lengths = self.config, cache.lengths
         o_B1HK = top1_chunk_step(
             q, k, v, cache.tensors, cache.length, lengths=lengths, chunk=c.chunk, mode=c.mode, remote=c.remote

@@ -56,7 +56,7 @@ class Top1Element(HeadedMixer):
 
     def step(self, x_B1D: Tensor, cache: Cache) -> Tensor:
         """Select for one more token."""
-        q, k, v = self.project(x_B1D, start=cache.start)
+        q, k, v = self.project(x_B1D, start=cache.start, last=cache.tensors.get("canon"))
         o_B1HK = top1_element_step(q, k, v, cache.tensors, cache.length, lengths=cache.lengths)
         cache.length += 1
         return self.finish(o_B1HK.to(q.dtype), x_B1D)

@@ -1,5 +1,6 @@
 """RWKV's channel mixing: the feed-forward half of its blocks, which also reads the previous token."""
 
+from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -7,6 +8,7 @@ from torch import Tensor, nn
 
 from basecap.mixers import (
     Cache,
+    Canon,
     LayerSpec,
     ParameterRecipe,
     constant,
@@ -40,29 +42,33 @@ class ChannelMix(nn.Module):
         if self.gated:
             self.share_r = nn.Parameter(torch.empty(hidden))
             self.receptance = nn.Linear(hidden, hidden, bias=False)
+        self.canon = Canon(inner) if "d" in layer.canon else None
 
-    def _mix(self, x_BTD: Tensor, delta_BTD: Tensor) -> Tensor:
-        out = self.value(torch.relu(self.key(x_BTD + delta_BTD * self.share_k)).square())
+    def _mix(self, x_BTD: Tensor, delta_BTD: Tensor, convolve: Callable[[Canon, Tensor], Tensor]) -> Tensor:
+        key = self.key(x_BTD + delta_BTD * self.share_k)
+        out = self.value(torch.relu(key if self.canon is None else convolve(self.canon, key)).square())
         if not self.gated:
             return out
         return torch.sigmoid(self.receptance(x_BTD + delta_BTD * self.share_r)) * out
 
     def forward(self, x_BTD: Tensor, segments: Tensor | None = None) -> Tensor:
         """Mix channels; no token reads across the start of its segment (`segments` as in `Mixer.forward`)."""
-        return self._mix(x_BTD, shift_delta(x_BTD, segments))
+        return self._mix(x_BTD, shift_delta(x_BTD, segments), lambda canon, h: canon(h, segments))
 
     def init_cache(self, batch: int, max_length: int) -> Cache:
-        """Return the empty decoding state: the last token's activations, [B, D]."""
-        return Cache(tensors={"last": self.key.weight.new_zeros(batch, self.layer.hidden)})
+        """Return the empty decoding state: the last token's activations, [B, D], and that of a Canon layer."""
+        tensors = {"last": self.key.weight.new_zeros(batch, self.layer.hidden)}
+        return Cache(tensors=tensors if self.canon is None else {**tensors, "canon": self.canon.init_cache(batch)})
 
     def step(self, x_B1D: Tensor, cache: Cache) -> Tensor:
         """Mix one more token, updating `cache`."""
         return self.prefill(x_B1D, cache)
 
     def prefill(self, x_BTD: Tensor, cache: Cache) -> Tensor:
-        """Mix further tokens, updating `cache`."""
+        """Mix a prompt, or one more token, updating `cache`."""
         cache.length += x_BTD.shape[1]
-        return self._mix(x_BTD, shift_delta(x_BTD, None, cache.tensors["last"]))
+        delta = shift_delta(x_BTD, None, cache.tensors["last"])
+        return self._mix(x_BTD, delta, lambda canon, h: canon.extend(h, cache.tensors["canon"]))
 
     def recipe(self) -> dict[str, ParameterRecipe]:
         """Shares by depth; key orthogonal, value and receptance zero."""
@@ -78,13 +84,17 @@ class ChannelMix(nn.Module):
         }
         if self.gated:
             recipes |= {"share_r": mixing_share(D, power), "receptance.weight": zero}
+        if self.canon is not None:
+            recipes |= {f"canon.{name}": recipe for name, recipe in self.canon.recipe().items()}
         return recipes
 
     def flops(self, length: int) -> float:
         """Floating-point operations of a forward pass over `length` tokens (multiply-add = 2)."""
         weights = self.key.weight.numel() + self.value.weight.numel()
-        return 2.0 * length * (weights + (self.receptance.weight.numel() if self.gated else 0))
+        canon = 0.0 if self.canon is None else self.canon.flops(length)
+        return 2.0 * length * (weights + (self.receptance.weight.numel() if self.gated else 0)) + canon
 
     def state_bytes(self, length: int) -> int:
         """Bytes of `init_cache(1, length)` in the module's dtype."""
-        return self.layer.hidden * self.key.weight.element_size()
+        canon = 0 if self.canon is None else self.canon.state_bytes()
+        return self.layer.hidden * self.key.weight.element_size() + canon

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from basecap.mixers import (
     Cache,
+    Canon,
     Mixer,
     ParameterRecipe,
     declared_cost,
@@ -77,6 +78,9 @@ class Block(nn.Module):
         if backbone.feed_forward is not None:
             self.feed_forward_norm = backbone.make_norm(mixer.layer.hidden)
             self.feed_forward = backbone.feed_forward(mixer.layer)
+        places = mixer.layer.canon
+        self.canon_a = Canon(mixer.layer.hidden) if "a" in places else None
+        self.canon_c = Canon(mixer.layer.hidden) if "c" in places and self.feed_forward is not None else None
 
     def forward(
         self, x_BTD: Tensor, added_BTD: Tensor | None, segments: Tensor | None, shared: dict[str, Tensor]
@@ -84,7 +88,12 @@ class Block(nn.Module):
         """Transform a batch, x + added; `segments` and `shared` as in `Mixer`."""
         extra = (shared,) if self.mixer.takes_shared else ()
         x = total(x_BTD, added_BTD)
-        return self._residual(x, lambda h: self.mixer(h, segments, *extra), lambda feed, h: feed(h, segments))
+        return self._residual(
+            x,
+            lambda h: self.mixer(h, segments, *extra),
+            lambda feed, h: feed(h, segments),
+            lambda canon, name, h: canon(h, segments),
+        )
 
     def step(self, x_B1D: Tensor, added_B1D: Tensor | None, cache: BlockCache, shared: dict[str, Tensor]) -> Stream:
         """Transform one more token, x + added, updating `cache`."""
@@ -93,6 +102,7 @@ class Block(nn.Module):
             total(x_B1D, added_B1D),
             lambda h: step_rows(self.mixer, h, cache.mixer, own),
             lambda feed, h: step_rows(feed, h, cache.feed_forward),
+            lambda canon, name, h: canon.extend(h, cache.mixer.tensors[name]),
         )
 
     def prefill(self, x_BTD: Tensor, added_BTD: Tensor | None, cache: BlockCache, shared: dict[str, Tensor]) -> Stream:
@@ -102,18 +112,27 @@ class Block(nn.Module):
             total(x_BTD, added_BTD),
             lambda h: self.mixer.prefill(h, cache.mixer, *extra),
             lambda feed, h: feed.prefill(h, cache.feed_forward),
+            lambda canon, name, h: canon.extend(h, cache.mixer.tensors[name]),
         )
 
     def init_cache(self, batch: int, max_length: int) -> BlockCache:
         """Return the empty decoding state."""
         empty = Cache(tensors={})
         feed_forward = empty if self.feed_forward is None else self.feed_forward.init_cache(batch, max_length)
-        return BlockCache(mixer=self.mixer.init_cache(batch, max_length), feed_forward=feed_forward)
+        mixer = self.mixer.init_cache(batch, max_length)
+        for name, canon in self._canons().items():  # beside the mixer's own state, which does not have these names
+            mixer.tensors[name] = canon.init_cache(batch)
+        return BlockCache(mixer=mixer, feed_forward=feed_forward)
+
+    def _canons(self) -> dict[str, Canon]:
+        """Return the block's own Canon layers by name; mixer and feed-forward layer have those at b and d."""
+        return {name: x for name, x in (("canon_a", self.canon_a), ("canon_c", self.canon_c)) if x is not None}
 
     def recipe(self) -> dict[str, ParameterRecipe]:
         """Recipes of norms, mixer and feed-forward layer by parameter name."""
         norms = {"mixer_norm": self.mixer_norm, "feed_forward_norm": self.feed_forward_norm}
         parts = {name: default_recipe(norm) for name, norm in norms.items() if norm is not None}
+        parts |= {name: canon.recipe() for name, canon in self._canons().items()}
         parts["mixer"] = self.mixer.recipe()
         if self.feed_forward is not None:
             parts["feed_forward"] = self.feed_forward.recipe()
@@ -121,26 +140,34 @@ class Block(nn.Module):
 
     def flops(self, length: int) -> float:
         """Floating-point operations of one forward pass over one sequence."""
-        return declared_cost(self.mixer, "flops", length) + (
-            0.0 if self.feed_forward is None else self.feed_forward.flops(length)
-        )
+        return declared_cost(self.mixer, "flops", length) + self._other_flops(length)
 
     def training_flops(self, length: int) -> float:
         """Floating-point operations of one forward and backward pass over one sequence."""
+        return declared_cost(self.mixer, "training_flops", length) + 3.0 * self._other_flops(length)
+
+    def _other_flops(self, length: int) -> float:
         feed_forward = 0.0 if self.feed_forward is None else self.feed_forward.flops(length)
-        return declared_cost(self.mixer, "training_flops", length) + 3.0 * feed_forward
+        return feed_forward + sum(canon.flops(length) for canon in self._canons().values())
 
     def state_bytes(self, length: int) -> int:
         """Bytes of decoding state per sequence of `length` tokens."""
         feed_forward = 0 if self.feed_forward is None else self.feed_forward.state_bytes(length)
-        return int(declared_cost(self.mixer, "state_bytes", length)) + feed_forward
+        canons = sum(canon.state_bytes() for canon in self._canons().values())
+        return int(declared_cost(self.mixer, "state_bytes", length)) + feed_forward + canons
 
     def _residual(
-        self, x: Tensor, mix: Callable[[Tensor], Tensor], feed: Callable[[FeedForwardLayer, Tensor], Tensor]
+        self,
+        x: Tensor,
+        mix: Callable[[Tensor], Tensor],
+        feed: Callable[[FeedForwardLayer, Tensor], Tensor],
+        convolve: Callable[[Canon, str, Tensor], Tensor],
     ) -> Stream:
-        added = mix(self.mixer_norm(x))
+        h = self.mixer_norm(x)
+        added = mix(h if self.canon_a is None else convolve(self.canon_a, "canon_a", h))
         refuse_other_shape(self.mixer, added, x)
         if self.feed_forward is None or self.feed_forward_norm is None:
             return x, added
         mixed = x + added
-        return mixed, feed(self.feed_forward, self.feed_forward_norm(x if self.parallel else mixed))
+        h = self.feed_forward_norm(x if self.parallel else mixed)
+        return mixed, feed(self.feed_forward, h if self.canon_c is None else convolve(self.canon_c, "canon_c", h))

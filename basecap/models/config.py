@@ -20,6 +20,10 @@ class LayerConfig(BaseModel):
     mixer: dict[str, Any] = Field(default_factory=dict, description="options of the mixer")
 
 
+#: Options of a model that came after the first recorded ones, with their defaults.
+LATER_DEFAULTS = (("canon", None), ("readout", "each"))
+
+
 class ModelConfig(BaseModel):
     """A complete description of a language model; building it needs nothing else."""
 
@@ -32,29 +36,57 @@ class ModelConfig(BaseModel):
     layers: tuple[LayerConfig, ...] = Field(min_length=1, description="pattern, repeated over the blocks")
     tied: bool = Field(True, description="the head is the transposed embedding")
     max_length: int = Field(2048, ge=1, description="longest training sequence in tokens")
+    canon: str | None = Field(
+        None, pattern="^a?b?c?d?$", description="places of Canon layers, a to d; those of the architectures when None"
+    )
     readout: Readout = Field("each", description="last: a decoder answers at every position from the last one")
 
     @model_serializer(mode="wrap")
     def _as_recorded(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out the default of `readout`: recorded models and the hashes of their runs do not have it."""
+        """Leave out defaults of options that recorded models and the hashes of their runs do not have."""
         content: dict[str, Any] = serialise(self)
-        return {key: value for key, value in content.items() if (key, value) != ("readout", "each")}
+        return {key: value for key, value in content.items() if (key, value) not in LATER_DEFAULTS}
 
     def build_mixers(self) -> list[Mixer]:
         """Build one mixer per block; raises ConfigError for options that do not fit and unfinished mixers."""
+        self._check_canon()
         mixers = []
         for index in range(self.depth):
             layer = self.layers[index % len(self.layers)]
-            choices = ARCHITECTURES.get(layer.use).layers
+            choices, places = ARCHITECTURES.get(layer.use).layers, self._canon(layer)
             choice = choices[index % len(choices)]
             known = {key for other in choices for key in other.mixer.Config.model_fields}
             for key in layer.mixer:
                 if key not in known:
                     raise ConfigError(f"unknown option {key!r} of {layer.use!r}: {nearest(key, known)}")
             own = {key: value for key, value in layer.mixer.items() if key in choice.mixer.Config.model_fields}
-            spec = LayerSpec(hidden=self.hidden, index=index, depth=self.depth, max_length=self.max_length)
+            if "b" in places and "canon" in choice.mixer.Config.model_fields:
+                own = {"canon": True, **own}
+            spec = LayerSpec(
+                hidden=self.hidden, index=index, depth=self.depth, max_length=self.max_length, canon=places
+            )
             mixers.append(build_mixer(choice.mixer, choice.configure(self.hidden, own), spec))
         return mixers
+
+    def _canon(self, layer: LayerConfig) -> str:
+        """Return the places of Canon layers in a block of the pattern."""
+        return ARCHITECTURES.get(layer.use).canon if self.canon is None else self.canon
+
+    def _check_canon(self) -> None:
+        """Raise ConfigError for places of Canon layers that the model does not have."""
+        asked = {place for layer in self.layers for place in self._canon(layer)}
+        if asked & {"c", "d"} and BACKBONES.get(self.backbone).feed_forward is None:
+            raise ConfigError(
+                f"blocks of backbone {self.backbone!r} have no feed-forward layer, so there are no places c and d for "
+                "Canon layers; use canon: a."
+            )
+        mixers = [choice.mixer for layer in self.layers for choice in ARCHITECTURES.get(layer.use).layers]
+        if "b" in asked and not any("canon" in mixer.Config.model_fields for mixer in mixers):
+            named = ", ".join(dict.fromkeys(layer.use for layer in self.layers))
+            raise ConfigError(
+                f"place b of Canon layers is between projection and positions of attention, which {named} does not "
+                "have; leave out b."
+            )
 
 
 def model_config(

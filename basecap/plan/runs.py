@@ -362,7 +362,7 @@ def model_of(study: StudyConfig, entry: ArchitectureEntry, vocab: int) -> ModelC
             tied=size.tied if entry.model.tied is None else entry.model.tied,
             max_length=study.length,
         )
-        return config.model_copy(update={"readout": study.readout})
+        return config.model_copy(update={"readout": study.readout, "canon": entry.canon})
     except ConfigError as error:
         raise ConfigError(f"architecture {entry.name!r}: {error}") from error
 

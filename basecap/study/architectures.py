@@ -1,5 +1,6 @@
 """The sections `model` and `architectures` of a study file: what is compared, and at which size."""
 
+import re
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
@@ -70,6 +71,11 @@ class ArchitectureEntry(Section):
     use: str = Field(description="name of an architecture, see `basecap list mixers`; also in another backbone: X in Y")
     mixer: dict[str, Any] = Field(default_factory=dict, description="options of the mixer")
     backbone: str | None = Field(None, description="another backbone, see `basecap list backbones`")
+    canon: str | None = Field(
+        None,
+        description="places of Canon layers in every block, such as abcd: a before the mixer, b on queries, keys and "
+        "values, c before the feed-forward layer, d in it; those of the architecture when not given",
+    )
     layers: tuple[PatternEntry, ...] | None = Field(
         None, min_length=1, description="layer pattern, repeated to the depth"
     )
@@ -81,6 +87,13 @@ class ArchitectureEntry(Section):
     control: bool = Field(
         False, description="whether it is known to be worse: the report says whether the study sees that; of text only"
     )
+
+    @field_validator("canon")
+    @classmethod
+    def _places_in_order(cls, value: str | None) -> str | None:
+        if value is not None and not re.fullmatch("a?b?c?d?", value):
+            raise ValueError(f"{value!r} must be places of Canon layers, a to d in this order, such as abcd or ac")
+        return value
 
     @field_validator("layers", mode="before")
     @classmethod

@@ -64,6 +64,8 @@ def check_mixer(
     checks: list[Check] = []
     for number, choice in enumerate(choices, 1):
         subject = name if len(architecture.layers) == 1 else f"{name}, layer {number}"
+        if "b" in architecture.canon and "canon" in choice.mixer.Config.model_fields:
+            options = {"canon": True, **options}
         try:
             harness = Harness(choice, subject, hidden, length, device, options)
         except ConfigError:

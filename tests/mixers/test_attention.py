@@ -188,7 +188,7 @@ def test_grouped_heads_equal_repeated_ones():
         {"kv_heads": 1, "window": 9},
         {"kv_heads": 2, "position": "alibi", "window": 5},
         {"heads": 16, "position": "alibi", "rope_base": 1e6},  # slopes that are not exact in float32
-        {"rotary_fraction": 0.5, "bias": True},
+        {"rotary_fraction": 0.5, "bias": True, "canon": True, "kv_heads": 2},
         {"qk_norm": True, "temperature": 0.25, "window": 16, "gate": "per head"},
         {"kv_heads": 2, "position": "alibi", "window": 16, "sinks": True, "bias": True, "gate": "elementwise"},
     ],

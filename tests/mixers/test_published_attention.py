@@ -8,7 +8,7 @@ import math
 
 import pytest
 
-from tests.mixers._published import ONES, ZEROS, At, Follows, Row, Table, assert_table_holds, normal
+from tests.mixers._published import ONES, ZEROS, At, Follows, Row, Table, assert_table_holds, normal, uniform
 
 
 def shrunk(at: At) -> Follows:
@@ -76,7 +76,23 @@ GATED_SOURCE = (
     "queries and keys; for the rest our choice, as for transformer++"
 )
 
+CANON_SOURCE = (
+    "facebookresearch/PhysicsLM4@924678beb29b862c5e87b9bce73059b2fe02db09: lingua_modified/lingua/canon_helper.py, "
+    "lingua_modified/lingua/transformer.py for Canon layers; for the rest our choice, as for transformer++"
+)
+
+
+def canon(places: str) -> Row:
+    """reset_parameters of nn.Conv1d, with one channel and four taps per group; everything decays there."""
+    return Row(rf"({places})\.conv\.weight", uniform(-0.5, 0.5))
+
+
+CANON = canon(r"canon_a|mixer\.project\.canon|canon_c|feed_forward\.canon")
+
 TABLES = {
+    "transformer++ canon-a": Table(source=CANON_SOURCE, rows=(*PLAIN.rows, canon("canon_a")), tied=True),
+    "transformer++ canon": Table(source=CANON_SOURCE, rows=(*PLAIN.rows, CANON), tied=True),
+    "top1-chunk-exact canon": Table(source=TOP_1, rows=(*PLAIN.rows, CANON), tied=True),
     "transformer++": PLAIN,
     "transformer++ gated": Table(source=GATED_SOURCE, rows=(*PLAIN.rows, GATE), tied=True),
     "transformer++ qk-norm gated": Table(

@@ -8,7 +8,7 @@ import math
 
 import pytest
 
-from tests.mixers._published import ONES, ZEROS, Row, Table, assert_table_holds, log_of_uniform, normal, steps
+from tests.mixers._published import ONES, ZEROS, Row, Table, assert_table_holds, log_of_uniform, normal, steps, uniform
 
 COMMIT = "fla-org/flash-linear-attention@bc3b101dcb713ddc5bd8924b66754eb68b5ccf89"
 UNDECAYED = "Gains of norms do not decay"
@@ -52,6 +52,15 @@ TABLES = {
     "deltanet": Table(source=DELTANET, rows=(*COMMON, *CONVOLUTION)),
     "deltanet w/o conv": Table(source=DELTANET, rows=(*COMMON, NONE)),
     "gated-deltanet": Table(source=GATED, rows=(*COMMON, *CONVOLUTION, *GATES)),
+    "gated-deltanet canon": Table(
+        source=GATED,
+        rows=(
+            *COMMON,
+            *CONVOLUTION,
+            *GATES,
+            Row(r"(canon_a|canon_c|feed_forward\.canon)\.conv\.weight", uniform(-0.5, 0.5)),
+        ),
+    ),
     "gated-deltanet w/o conv": Table(source=GATED, rows=(*COMMON, NONE, *GATES)),
 }
 

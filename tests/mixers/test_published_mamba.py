@@ -134,6 +134,7 @@ TABLES = {
     "mamba-1 global selection": Table(source=GLOBAL, rows=LONG, tied=True),
     "mamba-1 global selection lm": Table(source=GLOBAL, rows=LONG, tied=True, layers=4),
     "mamba-2": two(*CONVOLUTION, RATES, GAIN),
+    "mamba-2 canon": two(*CONVOLUTION, RATES, GAIN, Row(r"canon_a\.conv\.weight", taps(4))),
     "mamba-2 w/o conv": two(RATES, GAIN),
     "mamba-2 w/o gn": two(*CONVOLUTION, RATES),
     "mamba-2 state x2": two(*CONVOLUTION, RATES, GAIN),

@@ -106,10 +106,10 @@ def test_exact_choice_has_the_largest_mass():
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        ("top1-element", {"kv_heads": 2, "qk_gain": True}),
+        ("top1-element", {"kv_heads": 2, "qk_gain": True, "gate": "elementwise", "canon": True}),
         ("top1-element", {"position": "none", "temperature": 0.5}),
         ("top1-chunk-exact", {"kv_heads": 1, "chunk": 32}),
-        ("top1-chunk-exact", {"position": "none", "qk_gain": True, "chunk": 64}),
+        ("top1-chunk-exact", {"position": "none", "chunk": 64, "gate": "per head", "canon": True}),
         ("top1-chunk-approx", {"kv_heads": 2, "remote": 2, "qk_gain": True}),
     ],
 )
