@@ -59,6 +59,7 @@ MANY: dict[tuple[str, str], str] = {
     ("basecap/cli/commands.py", "eval_"): "an argument is an option of the command",
     ("basecap/cli/bench.py", "bench_models"): "an argument is an option of the command",
     ("basecap/cli/bench.py", "bench_generate"): "an argument is an option of the command",
+    ("basecap/cli/generate.py", "generate"): "an argument is an option of the command",
     ("basecap/hf/model.py", "forward"): "transformers calls it with these keywords",
     ("basecap/ops/top1_chunk/__init__.py", "top1_chunk"): "the public kernel: tensors, packing and choice are one call",
     ("basecap/ops/top1_chunk/cache.py", "top1_chunk_step"): "the same call for one token",

@@ -17,6 +17,7 @@ from basecap.cli.bench import bench_app
 from basecap.cli.check import check, guard
 from basecap.cli.data import data_app
 from basecap.cli.exchange import export
+from basecap.cli.generate import generate
 from basecap.cli.options import (
     LARGEST,
     AllowUnproved,
@@ -304,26 +305,9 @@ def list_(
     print_table(title, rows, as_json)
 
 
-@app.command(epilog='Example: basecap generate runs/quickstart/runs/transformer++-s0 "The list of"')
-def generate(
-    run: Annotated[Path, typer.Argument(help="directory of a trained run: DIR/runs/NAME-sSEED")],
-    prompt: Annotated[str, typer.Argument(help="text to continue")],
-    tokens: Annotated[int, typer.Option(min=1, max=LARGEST, help="number of tokens to add")] = 100,
-    temperature: Annotated[
-        float, typer.Option(min=0, help="sampling temperature; 0 takes the most likely token")
-    ] = 0.8,
-    top_k: Annotated[int | None, typer.Option(min=1, help="sample from the k most likely tokens")] = None,
-    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="seed of the sampling")] = 0,
-    device: Device = None,
-    plugin: Plugins = [],
-) -> None:
-    """Continue a text with a trained model."""
-    from basecap.run.continue_text import continue_text
-
-    load_plugins(plugin)
-    typer.echo(continue_text(run, prompt, tokens, temperature=temperature, top_k=top_k, seed=seed, device=device))
-
-
+app.command(epilog='Example: basecap generate runs/quickstart/runs/transformer++-s0 "The list of" "In" --stop .')(
+    generate
+)
 app.command(epilog="Example: basecap check --mixer mamba-2")(check)
 app.command(epilog="Example: basecap export runs/quickstart/runs/rwkv-7-s0 --to exported/rwkv-7")(export)
 

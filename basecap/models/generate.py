@@ -1,19 +1,52 @@
 """Text from a trained model, token by token through the caches."""
 
 import math
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from basecap.errors import ConfigError
+from basecap.mixers import generator_for
 from basecap.models.language_model import Caches, LanguageModel
 
 #: Below this temperature the most probable token is taken: its logit divided by less may be no number.
 COLDEST = 1e-6
 
 
-@torch.no_grad()
+class Sampling(NamedTuple):
+    """How the next token is chosen; see `generate_each`."""
+
+    temperature: float
+    top_k: int | None
+    seed: int
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the most probable token is taken."""
+        return self.temperature < COLDEST
+
+    def refuse(self) -> None:
+        """Raise ConfigError for a temperature that is negative or not finite, or `top_k` below 1."""
+        if not 0 <= self.temperature < math.inf:
+            raise ConfigError(f"temperature is {self.temperature}; give 0 or a positive number.")
+        if self.top_k is not None and self.top_k < 1:
+            raise ConfigError(f"top_k is {self.top_k}; give at least 1, or None for all tokens.")
+
+    def choose(self, logits_BV: Tensor, draw_B: Tensor) -> Tensor:
+        """Return the token of each row at which the sum of probabilities exceeds its draw from 0 to 1: int64 [B]."""
+        logits_BV = logits_BV.float() / self.temperature
+        if self.top_k is not None:
+            least = logits_BV.topk(min(self.top_k, logits_BV.shape[-1])).values[:, -1:]
+            logits_BV = logits_BV.masked_fill(logits_BV < least, -torch.inf)
+        reached = logits_BV.double().softmax(-1).cumsum(-1)
+        token = torch.searchsorted(reached, draw_B[:, None] * reached[:, -1:], right=True)
+        return token[:, 0].clamp(max=logits_BV.shape[1] - 1)
+
+
 def generate(
     model: LanguageModel,
     prompt_BT: Tensor,
@@ -25,40 +58,97 @@ def generate(
     stop: Callable[[Tensor], bool] | None = None,
     rows: int | None = None,
 ) -> Tensor:
-    """Return [B, new_tokens] int64 continuations.
+    """Return [B, new_tokens] int64 continuations of prompts of one length, int64 [B, T].
+
+    Arguments and errors are those of `generate_each`, and:
+
+    Args:
+        stop: takes the tokens added so far [B, n]; no more are added once it returns true.
+        rows: how many prompts are read at once, see `read_prompts`; None: all.
+    """
+    sampling, ended = Sampling(temperature, top_k, seed), None
+    if stop is not None:
+        ended = partial(_all_at_once, stop)
+    added = _continue(model, [*prompt_BT], new_tokens, sampling, ended, rows)
+    shape = (len(prompt_BT), len(added[0]) if added else 0)
+    return torch.tensor(added, dtype=torch.int64, device=prompt_BT.device).view(shape)
+
+
+def _all_at_once(stop: Callable[[Tensor], bool], found: list[list[int]]) -> list[bool]:
+    return [stop(torch.tensor(found))] * len(found)
+
+
+def generate_each(
+    model: LanguageModel,
+    prompts: Sequence[Tensor],
+    new_tokens: int,
+    *,
+    temperature: float = 0.0,
+    top_k: int | None = None,
+    seed: int = 0,
+    ends: Callable[[list[int]], bool] | None = None,
+) -> list[list[int]]:
+    """Return the continuation of each prompt, at most `new_tokens` tokens.
+
+    A prompt is continued as if it were alone: its random numbers are a function of `seed`, its tokens, and the number
+    of equal prompts before it.
 
     Args:
         model: any language model, in evaluation or training mode (there is no dropout).
-        prompt_BT: int64 tokens, at least one.
+        prompts: int64 [T] each, of any lengths, at least one token.
         new_tokens: how many to add.
         temperature: 0 takes the most probable token; else logits are divided by it and sampled.
         top_k: sample among the k most probable tokens only.
         seed: of the sampling.
-        stop: takes the tokens added so far [B, n]; no more are added once it returns true.
-        rows: how many prompts are read at once, see `read_prompts`; None: all.
+        ends: takes the tokens added to a prompt so far; no more are added to it once this returns true.
 
     Raises:
         ConfigError: an empty prompt, more tokens than the model has learned positions, a temperature that is negative
             or not finite, or `top_k` below 1.
     """
-    if not 0 <= temperature < math.inf:
-        raise ConfigError(f"temperature is {temperature}; give 0 or a positive number.")
-    if top_k is not None and top_k < 1:
-        raise ConfigError(f"top_k is {top_k}; give at least 1, or None for all tokens.")
-    if prompt_BT.shape[1] == 0:
+    ended = None if ends is None else lambda found: [ends(tokens) for tokens in found]
+    return _continue(model, prompts, new_tokens, Sampling(temperature, top_k, seed), ended, None)
+
+
+@torch.no_grad()
+def _continue(
+    model: LanguageModel,
+    prompts: Sequence[Tensor],
+    new_tokens: int,
+    sampling: Sampling,
+    ended: Callable[[list[list[int]]], list[bool]] | None,
+    rows: int | None,
+) -> list[list[int]]:
+    """Return the continuation of each prompt; `ended` says of those that go on which have reached their end."""
+    sampling.refuse()
+    if any(not len(prompt) for prompt in prompts):
         raise ConfigError("the prompt has no token; give at least one character.")
-    generator = torch.Generator(device=prompt_BT.device).manual_seed(seed)
-    read = prompt_BT.shape[1] + max(0, new_tokens - 1)  # the last new token is not read
-    caches = model.init_cache(prompt_BT.shape[0], read)
-    logits = read_prompts(model, prompt_BT, caches, rows or len(prompt_BT))
-    chosen = []
+    found: list[list[int]] = [[] for _ in prompts]
+    if not prompts or new_tokens < 1:
+        return found
+    device = model.embedding.weight.device
+    draws_BN = None if sampling.greedy else _draws(prompts, new_tokens, sampling.seed).to(device)
+    # The last new token is not read.
+    caches = model.init_cache(len(prompts), max(map(len, prompts)) + new_tokens - 1)
+    if rows is None:
+        logits = model.prefill_each(prompts, caches)
+    else:
+        logits = read_prompts(model, torch.stack(list(prompts)), caches, rows)
+    going = [*range(len(prompts))]
     for index in range(new_tokens):
-        chosen.append(_choose(logits, temperature, top_k, generator))
-        if stop is not None and stop(torch.cat(chosen, dim=1)):
+        chosen = logits.argmax(-1) if draws_BN is None else sampling.choose(logits, draws_BN[going, index])
+        for prompt, token in zip(going, chosen.tolist(), strict=True):
+            found[prompt].append(token)
+        ends = [False] * len(going) if ended is None else ended([found[prompt] for prompt in going])
+        if all(ends) or index + 1 == new_tokens:
             break
-        if index + 1 < new_tokens:
-            logits = model.step(chosen[-1], caches)
-    return torch.cat(chosen, dim=1) if chosen else prompt_BT[:, :0]
+        if any(ends):
+            kept = [row for row, end in enumerate(ends) if not end]
+            places = torch.tensor(kept, device=device)
+            chosen, caches = chosen[places], [cache.take(places) for cache in caches]
+            going = [going[row] for row in kept]
+        logits = model.step(chosen[:, None], caches)
+    return found
 
 
 def read_prompts(model: LanguageModel, prompts_BT: Tensor, caches: Caches, rows: int) -> Tensor:
@@ -78,11 +168,24 @@ def read_prompts(model: LanguageModel, prompts_BT: Tensor, caches: Caches, rows:
     return torch.cat(logits)
 
 
-def _choose(logits: Tensor, temperature: float, top_k: int | None, generator: torch.Generator) -> Tensor:
-    if temperature < COLDEST:
-        return logits.argmax(-1, keepdim=True)
-    logits = logits.float() / temperature
-    if top_k is not None:
-        least = logits.topk(min(top_k, logits.shape[-1])).values[:, -1:]
-        logits = logits.masked_fill(logits < least, -torch.inf)
-    return torch.multinomial(logits.softmax(-1), 1, generator=generator)
+def by_length(lengths: Sequence[int], room: int) -> Iterator[list[int]]:
+    """Yield batches of indices, those of the longest first; padded to its longest, a batch has at most `room` tokens.
+
+    A batch has at least one index.
+    """
+    order = sorted(range(len(lengths)), key=lambda index: -lengths[index])
+    while order:
+        most = max(1, room // max(1, lengths[order[0]]))
+        yield order[:most]
+        order = order[most:]
+
+
+def _draws(prompts: Sequence[Tensor], new_tokens: int, seed: int) -> Tensor:
+    """Return numbers from 0 to 1, one for each new token: float64 [B, new_tokens], on the CPU."""
+    earlier, rows = Counter[str](), []
+    for prompt in prompts:
+        words = ",".join(map(str, prompt.tolist()))
+        generator = generator_for(seed, f"{earlier[words]} {words}")
+        rows.append(torch.rand(new_tokens, generator=generator, dtype=torch.float64))
+        earlier[words] += 1
+    return torch.stack(rows)

@@ -1,7 +1,9 @@
 """A trained model of a study with its tokenizer: what `basecap.load` returns and `basecap generate` uses."""
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +18,9 @@ if TYPE_CHECKING:  # importing torch takes seconds: a wrong directory is refused
 
     from basecap.data import Tokenizer
     from basecap.models.language_model import LanguageModel
+
+#: Tokens of the prompts and continuations that a batch decodes, each as long as its longest.
+TOKENS_AT_ONCE = 32_768
 
 logger = logging.getLogger("basecap.study")
 
@@ -82,27 +87,58 @@ class TrainedModel:
     def generate(
         self, prompt: str, tokens: int = 100, *, temperature: float = 0.8, top_k: int | None = None, seed: int = 0
     ) -> str:
-        """Return a prompt and its continuation, as `basecap generate` prints it.
+        """Return a prompt and its continuation, as `basecap generate` prints it; see `generate_each`."""
+        (found,) = self.generate_each([prompt], tokens, temperature=temperature, top_k=top_k, seed=seed)
+        return prompt + found.text
+
+    def generate_each(
+        self,
+        prompts: Sequence[str],
+        tokens: int = 100,
+        *,
+        temperature: float = 0.8,
+        top_k: int | None = None,
+        seed: int = 0,
+        stops: Sequence[str] = (),
+    ) -> "list[Continued]":
+        """Return the continuation of each prompt, as if it were alone.
 
         Args:
-            prompt: the text to continue.
+            prompts: texts to continue, of any lengths; one that is given twice has two samples.
             tokens: number of tokens to add.
             temperature: of sampling; 0 takes the most probable token.
             top_k: sample among the k most probable tokens only.
             seed: of sampling.
+            stops: texts that end a continuation and are left out.
 
         Raises:
-            ConfigError: the prompt is not UTF-8, an argument is out of range, the model was trained on a task or reads
+            ConfigError: a prompt is not UTF-8, an argument is out of range, the model was trained on a task or reads
                 no more tokens.
         """
         import torch
 
-        from basecap.models.generate import generate
+        from basecap.models.generate import by_length, generate_each
 
-        ids = self._encoded(prompt) or [self.tokenizer.end_of_text]
-        start = torch.tensor([ids], dtype=torch.int64, device=self._device)
-        added = generate(self.network, start, tokens, temperature=temperature, top_k=top_k, seed=seed)
-        return self.tokenizer.continued(prompt, added[0].tolist())
+        if "" in stops:
+            raise ConfigError("a text to stop at is empty; give at least one character.")
+        ids = [self._encoded(prompt) or [self.tokenizer.end_of_text] for prompt in prompts]
+        starts = [torch.tensor(one, dtype=torch.int64, device=self._device) for one in ids]
+        sample = partial(generate_each, self.network, temperature=temperature, top_k=top_k, seed=seed)
+        ends = partial(self._has, stops) if stops else None
+        added = dict[int, list[int]]()
+        for batch in by_length([len(one) + tokens for one in ids], TOKENS_AT_ONCE):
+            added |= dict(zip(batch, sample([starts[index] for index in batch], tokens, ends=ends), strict=True))
+        return [self._continued(prompt, added[index], stops) for index, prompt in enumerate(prompts)]
+
+    def _has(self, stops: Sequence[str], ids: list[int]) -> bool:
+        text = self.tokenizer.decode(ids)
+        return any(stop in text for stop in stops)
+
+    def _continued(self, prompt: str, ids: list[int], stops: Sequence[str]) -> "Continued":
+        whole = text = self.tokenizer.continued(prompt, ids).removeprefix(prompt)
+        for stop in stops:
+            text = text.split(stop)[0]
+        return Continued(prompt=prompt, text=text, tokens=len(ids), stopped=text != whole)
 
     def _encoded(self, text: str) -> list[int]:
         refuse_bytes(text)
@@ -115,6 +151,23 @@ class TrainedModel:
     def __repr__(self) -> str:
         count = f"{self.network.parameters_count():,} parameters"
         return f"TrainedModel({self.name}, seed {self.seed}, step {self.step:,}, {count}, {self._device})"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Continued:
+    """A prompt and what a model adds to it.
+
+    Attributes:
+        prompt: as given.
+        text: what follows it, up to a text to stop at.
+        tokens: how many were added, with those of the text that stopped it.
+        stopped: whether such a text ended it.
+    """
+
+    prompt: str
+    text: str
+    tokens: int
+    stopped: bool
 
 
 def refuse_bytes(text: str) -> None:

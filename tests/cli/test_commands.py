@@ -102,6 +102,18 @@ def test_run_report_generate(study_file, tmp_path, basecap, refused):
     texts = [printed for _, printed, _ in answers]
     assert texts[0] == texts[1] != texts[2]
     assert texts[0].startswith("the river")
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('"the river"\n\n{"prompt": "a"}\n')
+    options = ("--prompts", prompts, "--tokens", 8, "--seed", 1, "--json")
+    found = json.loads(basecap("generate", run, "of the", *options)[1])
+    assert [one["prompt"] for one in found] == ["of the", "the river", "a"]
+    assert found[1]["prompt"] + found[1]["text"] + "\n" == texts[0]  # as if it were alone
+    letter = found[1]["text"][2]
+    cut = json.loads(basecap("generate", run, *options, "--stop", letter)[1])[0]
+    assert cut["stopped"] and cut["text"] == found[1]["text"].split(letter)[0]
+    assert "no text to continue" in refused("generate", run)
+    prompts.write_text("[1]")
+    assert "prompts.jsonl:1 is no prompt" in refused("generate", run, *options)
 
     assert "transformer++-s0" in refused("generate", out, "the")
     assert "transformer++-s0" in refused("generate", out / "runs", "the")

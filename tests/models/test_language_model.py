@@ -10,7 +10,7 @@ from basecap.errors import ConfigError
 from basecap.mixers import ARCHITECTURES
 from basecap.models import BACKBONES
 from basecap.models.config import LayerConfig, ModelConfig, model_config
-from basecap.models.generate import generate
+from basecap.models.generate import Sampling, generate, generate_each
 from basecap.models.language_model import LanguageModel, outline
 
 VOCAB = 61
@@ -182,6 +182,28 @@ def test_generation_follows_the_most_probable_token_and_the_seed():
     for options in ({"temperature": -1.0}, {"temperature": float("nan")}, {"temperature": 1.0, "top_k": 0}):
         with pytest.raises(ConfigError, match="give "):
             generate(model, prompt, 3, **options)
+
+
+def test_a_prompt_is_continued_as_if_it_were_alone():
+    model = small()
+    prompts = [tokens(1, length, seed)[0] for seed, length in enumerate((5, 1, 9, 5))]
+    prompts.append(prompts[2])
+    for options in ({}, {"temperature": 1.0, "seed": 3}, {"temperature": 0.7, "top_k": 4}):
+        found = generate_each(model, prompts, 6, **options)
+        assert found[:4] == [generate_each(model, [prompt], 6, **options)[0] for prompt in prompts[:4]]
+        assert (found[4] == found[2]) == (not options)  # a prompt that is given twice has two samples
+        marks = {one[1] for one in found[:3]}
+        ended = generate_each(model, prompts, 6, ends=lambda added, marks=marks: added[-1] in marks, **options)
+        assert all(one == whole[: len(one)] for one, whole in zip(ended, found, strict=True))
+        assert all(len(one) == 6 or one[-1] in marks for one in ended) and min(map(len, ended)) <= 2
+
+
+def test_samples_follow_the_probabilities():
+    logits = torch.tensor([[0.0, 1.0, 2.0, -torch.inf]]).repeat(4000, 1)
+    draws = torch.rand(4000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    share = Sampling(1.0, None, 0).choose(logits, draws).bincount(minlength=4) / 4000
+    torch.testing.assert_close(share, logits[0].softmax(-1), atol=0.03, rtol=0)
+    assert set(Sampling(1.0, 2, 0).choose(logits, draws).tolist()) == {1, 2}
 
 
 def test_every_architecture_names_a_block_family():

@@ -16,7 +16,7 @@ from basecap.errors import ConfigError, DataError
 from basecap.mixers import ARCHITECTURES
 from basecap.plugins import load_plugin
 from basecap.records import Machine, StudyRecords
-from basecap.run.continue_text import continue_text
+from basecap.run.continue_text import Continued, continue_text
 from basecap.study.config import load_study
 from tests.data.test_preparation import load_anew
 from tests.records.made_up import change
@@ -74,7 +74,7 @@ def test_another_version_of_a_plugin_is_refused(study, tmp_path, monkeypatch):
         run(path, tmp_path / "out", plugins=(plugin,))
     with pytest.raises(ConfigError, match=r"another version of steady\.py"):
         continue_text(
-            tmp_path / "out" / "runs" / "steady-s0", "the", 1, temperature=0, top_k=None, seed=0, device="cpu"
+            tmp_path / "out" / "runs" / "steady-s0", ["the"], 1, temperature=0, top_k=None, seed=0, device="cpu"
         )
     assert run(path, tmp_path / "out", only=("transformer++",), plugins=(plugin,)) == infos[:1]
     ours = [ARCHITECTURES.built_in(name) for name in ("steady", "steady pair", "transformer++", "based")]
@@ -106,10 +106,10 @@ def test_a_run_is_tied_to_its_own_plugin_alone(study, tmp_path, monkeypatch):
     run(path, out, only=("first",), plugins=plugins)
     monkeypatch.delitem(sys.modules, "basecap_plugin_second")
 
-    def text() -> str:
-        return continue_text(first, "the", 1, temperature=0, top_k=None, seed=0, device="cpu")
+    def text() -> list[Continued]:
+        return continue_text(first, ["the"], 1, temperature=0, top_k=None, seed=0, device="cpu")
 
-    assert text().startswith("the")
+    assert text()[0].prompt == "the"
     monkeypatch.delitem(sys.modules, "basecap_plugin_first")
     monkeypatch.delitem(ARCHITECTURES._entries, "first")
     with pytest.raises(ConfigError, match=r"a plugin that is not given; add --plugin first\.py --plugin second\.py\."):
@@ -173,7 +173,7 @@ def test_changed_text_is_refused_where_a_run_is_continued(study, study_file, tmp
     shutil.rmtree(out / "data")
     (Path(study["data"]["path"]) / "prose" / "more.txt").write_text("another text " * 50)
     with pytest.raises(ConfigError, match="started with other data"):
-        continue_text(out / "runs" / "transformer++-s0", "the", 1, temperature=0, top_k=None, seed=0, device="cpu")
+        continue_text(out / "runs" / "transformer++-s0", ["the"], 1, temperature=0, top_k=None, seed=0, device="cpu")
 
 
 def test_a_vocabulary_too_small_for_a_tokenizer_of_ones_own_leaves_no_study(study_file, tmp_path):

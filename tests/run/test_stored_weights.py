@@ -149,7 +149,7 @@ def test_the_plugin_of_a_source_is_named_where_its_study_is_read(out):
     with pytest.raises(ConfigError, match=words):
         load_study(str(out / "study.yaml"))
     with pytest.raises(ConfigError, match=words):
-        continue_text(records.runs()[0].path, "the", 1, temperature=0.0, top_k=None, seed=0, device="cpu")
+        continue_text(records.runs()[0].path, ["the"], 1, temperature=0.0, top_k=None, seed=0, device="cpu")
 
 
 def test_an_architecture_whose_plugin_is_not_given_is_left_out(out):

@@ -73,7 +73,7 @@ def test_what_cannot_run_fails_before_anything_trains(study, plugin, tmp_path, c
     assert "Traceback" in caplog.text and "# here" in caplog.text
     caplog.clear()
     run = StudyRecords(out).run("trial good", 0).path
-    continue_text(run, "the", 1, temperature=0.0, top_k=None, seed=0, device="cpu")
+    continue_text(run, ["the"], 1, temperature=0.0, top_k=None, seed=0, device="cpu")
     assert caplog.messages == [f"{unchecked}."]
     for info in infos:
         records, begins = StudyRecords(out).run(info.name, info.seed), failing.get(info.name)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from basecap.evals._contract import Context
-from basecap.models.generate import generate
+from basecap.models.generate import by_length, generate_each
 from basecap.models.language_model import LanguageModel
 
 Tokens = Sequence[int]
@@ -54,20 +54,14 @@ class Scorer:
     def continuations(
         self, prompts: Sequence[Tokens], tokens: int, ends: Callable[[list[int]], bool]
     ) -> list[list[int]]:
-        """Return the `tokens` most probable next tokens of each prompt, fewer if `ends` is true of all in its batch.
+        """Return the `tokens` most probable next tokens of each prompt, fewer if `ends` is true of those so far.
 
-        Prompts of one length are continued together, in the precision of `basecap generate`.
+        Prompts of any lengths are continued together, in the precision of `basecap generate`.
         """
         found: dict[int, list[int]] = {}
-        order = sorted(range(len(prompts)), key=lambda index: -len(prompts[index]))
-        while order:
-            length = len(prompts[order[0]])
-            most = max(1, self.tokens_per_batch // (length + tokens))
-            part = [index for index in order[:most] if len(prompts[index]) == length]
-            order = order[len(part) :]
-            prompt = torch.tensor([prompts[index] for index in part], device=self.context.device)
-            added = generate(self.model, prompt, tokens, stop=lambda chosen: all(map(ends, chosen.tolist())))
-            found |= dict(zip(part, added.tolist(), strict=True))
+        for part in by_length([len(prompt) + tokens for prompt in prompts], self.tokens_per_batch):
+            starts = [torch.tensor(prompts[index], device=self.context.device) for index in part]
+            found |= dict(zip(part, generate_each(self.model, starts, tokens, ends=ends), strict=True))
             self.context.note(f"evaluating few-shot: {len(found):,} of {len(prompts):,} continuations")
         return [found[index] for index in range(len(prompts))]
 
