@@ -22,4 +22,10 @@ def load_run(
         way_out = f", or load the weights of a step with step= ({stored})" if stored else ""
         state = f"failed ({info.message.rstrip('.')})" if info.status == "failed" else "is not finished"
         raise ConfigError(f"{directory} {state}; run its study again to resume it{way_out}.")
+    from basecap.run.provenance import other_plugins  # these import torch, which takes seconds
+    from basecap.train.checkpoint import stored_config
+
+    absent, _ = other_plugins(info.plugins, stored_config(RunRecords(directory).resume))
+    if absent:
+        raise ConfigError(f"{directory} was trained with a plugin that is not given; add plugins={absent}.")
     return load_trained(directory, step=step, device=device)

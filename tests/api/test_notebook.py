@@ -3,6 +3,7 @@
 import contextlib
 import re
 import shutil
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -113,6 +114,14 @@ def test_an_unfinished_run_has_the_models_of_its_stored_steps(played, tmp_path):
     assert run.model(step=20, device="cpu").step == 20
     with pytest.raises(ConfigError, match=r"has no weights of step 7; give one of .*20\."):
         run.model(step=7, device="cpu")
+
+
+def test_a_plugin_that_is_not_given_is_named(played, monkeypatch):
+    run = played.place / "runs" / "notebook" / "runs" / "running-mean-s0"
+    monkeypatch.delitem(sys.modules, "basecap_plugin_running_mean")
+    monkeypatch.delitem(mixers.ARCHITECTURES._entries, "running-mean")
+    with pytest.raises(ConfigError, match=r"a plugin that is not given; add plugins=\['running_mean\.py'\]\.$"):
+        basecap.load(run)
 
 
 def test_what_cannot_be_scored_is_refused(played):
