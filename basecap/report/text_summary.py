@@ -164,17 +164,14 @@ def _remedy(rows: Sequence[Row], reference: str) -> str:
     text = ""
     if needed:
         counts = ", ".join(f"{more.runs} for {name}{_in_brackets(more.seconds)}" for name, more in needed)
-        times = " (in brackets: the time of training them)" if any(more.seconds for _, more in needed) else ""
-        text = (
-            f" At these estimates, more runs of each and of {reference} have an even chance to decide{times}: {counts}."
-        )
+        text = f" More runs of each and of {reference} have an even chance to decide: {counts}."
     if never:
         text += f" More runs alone will not decide {listed(never)}: use more held-out documents or train longer."
     return text
 
 
 def _in_brackets(seconds: float | None) -> str:
-    return "" if seconds is None else f" ({duration(seconds)})"
+    return "" if seconds is None else f" ({duration(seconds)} of training)"
 
 
 def trained_models_only(study: TextResults) -> str:

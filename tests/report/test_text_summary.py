@@ -92,9 +92,9 @@ def test_undecided_rows_are_grouped_by_reason_with_what_would_decide_them():
         row("f", 0.3, 0.1, "degrades"),
     ]
     assert reasons(study(*rows)) == [
-        "a, c and e: the interval includes both 0 and the tolerance of 0.100 nats. At these estimates, more runs of "
-        "each and of base have an even chance to decide (in brackets: the time of training them): 2 for c (2 "
-        "min), 7 for a (7 min). More runs alone will not decide e: use more held-out documents or train longer.",
+        "a, c and e: the interval includes both 0 and the tolerance of 0.100 nats. More runs of each and of base have "
+        "an even chance to decide: 2 for c (2 min of training), 7 for a (7 min of training). More runs alone will not "
+        "decide e: use more held-out documents or train longer.",
         f"b and d: {few}.",
         "late: its loss is high.",
     ]
