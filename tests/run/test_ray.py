@@ -18,7 +18,7 @@ from basecap.records import RunRecords, StudyRecords
 from basecap.run.execute import execute
 from basecap.run.executors import Resources
 from basecap.run.executors._packages import pack, put
-from basecap.run.executors.ray import RayOptions
+from basecap.run.executors.ray import RayOptions, _joined
 from basecap.study.config import load_study, select
 from tests import conftest
 from tests.run._execute import results
@@ -73,6 +73,13 @@ def cluster() -> Iterator[Any]:
     found.shutdown()
 
 
+@pytest.fixture
+def joined(cluster) -> Iterator[None]:
+    """The commands of a test join the cluster together, so that a later one finds processes that imported PyTorch."""
+    with _joined(cluster.address):
+        yield
+
+
 def wait_until(true: Callable[[], bool], seconds: float = 120.0) -> None:
     deadline = time.monotonic() + seconds
     while not true():
@@ -113,6 +120,7 @@ def children(pid: int) -> list[int]:
     return [int(child) for task in tasks for child in (task / "children").read_text().split()]
 
 
+@pytest.mark.usefixtures("joined")
 def test_an_interrupted_command_resumes_with_the_records_that_came_back(file, local, cluster):
     """The tasks work in directories of their own: neither node sees that of the study, so the command locks its runs.
 

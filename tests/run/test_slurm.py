@@ -1,8 +1,6 @@
 """Executor `slurm` on a real cluster of two nodes on this machine."""
 
 import signal
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -17,10 +15,9 @@ from basecap.run.executors import _slurm_commands as slurm
 from basecap.run.executors import slurm as executor
 from basecap.study.config import load_study
 from basecap.train.distributed import processes
+from tests.forks import command, start
 from tests.run import slurm_cluster
 from tests.run._execute import results
-
-HEAD = "from basecap.cli import main; main()"
 
 
 @pytest.fixture(scope="session")
@@ -72,10 +69,10 @@ def test_a_study_outlives_its_command_and_a_node(study_file, tmp_path, queue):
     """A job is told to stop, the command is killed, a node is lost: the results are those of a local study."""
     settings = ("seeds=[0,1]", "train.tokens=12800", "train.eval_every=6400")
     out, local = tmp_path / "out", tmp_path / "local"
-    command = [sys.executable, "-c", HEAD, "run", str(study_file), "--out", str(out), "--device", "cpu"]
-    command += ["--executor", "slurm", *(part for one in settings for part in ("--set", one))]
-    options = {"stderr": subprocess.PIPE, "text": True, "env": queue.environment}
-    first = subprocess.Popen([*command, "--slurm", "partition=both, time=5"], **options)
+    words = ["run", study_file, "--out", out, "--device", "cpu", "--executor", "slurm"]
+    words += [word for setting in settings for word in ("--set", setting)]
+    names = {name: queue.environment[name] for name in ("SLURM_CONF", "PATH")}
+    first = start(command, *words, "--slurm", "partition=both, time=5", output=tmp_path / "first", **names)
     config = load_study(str(study_file), settings)
     everything = {entry.name for entry in config.architectures}
     execute(config, local, only=everything, on=Resources(device="cpu"), plugins=(), log=print)
@@ -88,15 +85,16 @@ def test_a_study_outlives_its_command_and_a_node(study_file, tmp_path, queue):
         wait_for(lambda run=run: run.last_metrics(1), pause=0.01)
         queue.signal_tasks(node, signal.SIGSTOP)
     first.kill()
-    first.communicate()
+    first.join()
     queue.lose_node("n2")
     queue.tell("--signal=TERM", number)
     queue.signal_tasks("n1", signal.SIGCONT)
-    with subprocess.Popen(command, **options) as second:
-        wait_for(lambda: queue.release(stopped.id, lost.id) or second.poll() is not None)
-        said = second.communicate(timeout=200)[1]
+    second = start(command, *words, output=tmp_path / "second", **names)
+    wait_for(lambda: queue.release(stopped.id, lost.id) or not second.is_alive())
+    second.join(200)
     queue.start_node("n2")
-    assert second.returncode == 0, said
+    said = (tmp_path / "second").read_text()
+    assert second.exitcode == 0, said
     assert len({*out.glob("slurm/basecap-train-*")}) == 1, said  # the second command waits for the jobs of the first
     assert results(out) == results(local)
     logs = "".join(path.read_text() for path in out.glob("slurm/*/*.log"))
@@ -107,13 +105,13 @@ def test_a_study_outlives_its_command_and_a_node(study_file, tmp_path, queue):
 def test_a_cancelled_job_fails_its_run_and_the_command_goes_on(study_file, tmp_path, queue):
     out, said, infos = tmp_path / "out", [], []
     long = ("train.tokens=25600000", "train.eval_every=12800000")
-    command = threading.Thread(target=lambda: infos.extend(train(study_file, out, long, log=said.append)))
-    command.start()
+    thread = threading.Thread(target=lambda: infos.extend(train(study_file, out, long, log=said.append)))
+    thread.start()
     (task,) = wait_for(training)
     run = StudyRecords(out).run("transformer++", 0)
     wait_for(lambda: run.last_metrics(1))
     queue.command("scancel", task.id)
-    command.join(120)
+    thread.join(120)
     (info,) = infos
     assert info.status == "failed" and info.message.startswith(f"Slurm job {task.id} was cancelled, see ")
     assert run.info() == info and info.message.endswith("0.log; the run resumes from its last checkpoint.")
