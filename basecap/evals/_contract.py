@@ -96,6 +96,10 @@ class Evaluation(ABC, Generic[W]):
 
         `basecap plan` and `basecap run` compare it with the tokens of training. It must not take long.
         """
+        return self.most_tokens(length)
+
+    def most_tokens(self, length: int) -> int | None:
+        """Return `tokens_read`, or more, where it does not depend on data, for a plan before data is prepared."""
         return None
 
     def missing(self) -> Sequence[str]:

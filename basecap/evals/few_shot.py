@@ -19,6 +19,9 @@ from basecap.records.evaluation_points import At
 
 NEEDS, REMEDY = "few-shot needs lm-evaluation-harness", "pip install 'basecap[eval]', or remove few-shot"
 
+#: Documents of the tasks of Table 1 of arXiv 2505.18522 in lm-evaluation-harness 0.4.13; each has one prompt.
+DOCUMENTS = {"swde": 1111, "squad_completion": 2984, "fda": 1102}
+
 Shots = Annotated[Count, Field(ge=0, le=1000)]
 
 
@@ -68,8 +71,16 @@ class FewShot(SharedEvaluation[PreparedData]):
         self._tokens = self._tasks.check(data.tokenizer, length)
 
     def tokens_read(self, data: PreparedData, length: int) -> int | None:
-        """Return about how many tokens prompts and answers have; None before `check`, as loading tasks takes long."""
-        return self._tokens
+        """Return about how many tokens prompts and answers have, before `check` as `most_tokens`."""
+        return self.most_tokens(length) if self._tokens is None else self._tokens
+
+    def most_tokens(self, length: int) -> int | None:
+        """Return how many tokens tasks of known size read at most; None for others, as loading tasks takes long."""
+        if self.config.path is not None or not DOCUMENTS.keys() >= {*self.config.tasks}:
+            return None
+        limit = self.config.limit
+        counts = [DOCUMENTS[task] if limit is None else min(DOCUMENTS[task], limit) for task in self.config.tasks]
+        return length * sum(counts)
 
     def run(self, model: LanguageModel, context: Context[PreparedData]) -> Outcome:
         """Return the scores on this process's share of each task's documents, with the values of the documents."""

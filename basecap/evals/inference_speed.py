@@ -52,7 +52,7 @@ class InferenceSpeed(Evaluation[Workload]):
     config: Config
     reduced_by = "prompt, batch or repeats of inference-speed"
 
-    def tokens_read(self, data: Workload, length: int) -> int:
+    def most_tokens(self, length: int) -> int:
         """Return about how many tokens are read and written, on a GPU with and without compiled code."""
         load = self._load(length)
         written = load.places * load.tokens

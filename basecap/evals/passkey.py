@@ -102,7 +102,7 @@ class PasskeyRetrieval(SharedEvaluation[PreparedData]):
         for longest in self._lengths(length):
             prompts.refuse_short(longest)
 
-    def tokens_read(self, data: PreparedData, length: int) -> int:
+    def most_tokens(self, length: int) -> int:
         """Return how many tokens prompts and answers have at most."""
         return self.config.samples * sum(self._lengths(length))
 

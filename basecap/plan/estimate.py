@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from basecap.data import find_prepared
-from basecap.plan.evaluation_work import evaluation_shares, evaluation_work
+from basecap.evals import Evaluation
+from basecap.plan.evaluation_work import evaluation_shares, evaluation_work, works
 from basecap.plan.maturity import maturity_warnings
 from basecap.plan.needs import little_disk
 from basecap.plan.prospects import prospects, short_runs
@@ -36,6 +37,8 @@ SHARES = f"{UTILISATION[1]:.0%} to {UTILISATION[0]:.0%}"
 #: of lp-table-1 that saw 8.3M tokens (results/recall/gpu.json), 2.6 ms in lp-table-2; with train.cuda_graphs on an H100
 #: from 0.11 ms (top1-chunk-exact) to 0.43 ms (all runs, with compiling; results/recall/gpu-clean.json).
 LAUNCHES, GRAPHS = (0.5e-3, 2.6e-3), (0.11e-3, 0.43e-3)
+#: Seconds on a GPU of 1,000 TFLOP/s from which an evaluation has a sentence of its own.
+LONG = 60
 #: Seconds for which the matrix rate is measured.
 MEASURED = 0.1
 #: The most jobs that --per-device takes.
@@ -129,7 +132,7 @@ def remarks(plan: Plan, rows: list[dict[str, Any]], out: Path, gpus: int | None 
         *maturity_warnings(plan, _parameters(study, rows), _pass_sizes(workloads)),
         *short_runs(plan.runs),
         *(prospects(plan, out) if study.task is None else ()),
-        *_evaluations(plan, workloads),
+        *_evaluations(plan, rows, workloads),
     ]
 
 
@@ -196,13 +199,30 @@ def _finished(rows: list[dict[str, Any]], out: Path) -> list[str]:
     return [line]
 
 
-def _evaluations(plan: Plan, workloads: Workloads) -> list[str]:
-    """Return what the evaluations take, and which points they move to."""
+def _evaluations(plan: Plan, rows: list[dict[str, Any]], workloads: Workloads) -> list[str]:
+    """Return what the evaluations take, and which points they move to; `rows` begin with those of the plan's runs."""
     runs, evaluations = plan.runs, plan.evaluations
     moved = [moved_points(runs, found.config.at, f"evals: {found.declaration.name}: at") for found in evaluations]
     return [
         *itertools.chain(*moved),
-        *(evaluation_work(runs, evaluations, workloads) if workloads else ()),
+        *evaluation_work(runs, evaluations, workloads),
+        *itertools.chain(*(_long(found, runs, rows, workloads) for found in evaluations)),
+    ]
+
+
+def _long(
+    evaluation: Evaluation, runs: Sequence[RunSpec], rows: list[dict[str, Any]], workloads: Workloads
+) -> list[str]:
+    """Return how long an evaluation takes where it takes long on a GPU of 1,000 TFLOP/s."""
+    found = zip(works(runs, evaluation, workloads), rows, strict=False)
+    timed = [(work.relative * row["PFLOP"], row["architecture"]) for work, row in found if work is not None]
+    work, name = max(timed, default=(0.0, ""))
+    least, most = (work / share for share in UTILISATION)
+    if least < LONG:
+        return []
+    return [
+        f"{evaluation.declaration.name} takes about {_span(least, most)} of a run of {name} at these shares of 1,000 "
+        "TFLOP/s. That is an estimate, without what Python adds to each new token."
     ]
 
 

@@ -35,45 +35,48 @@ def evaluation_work(runs: Sequence[RunSpec], evaluations: Sequence[Evaluation], 
     Args:
         runs: of the study.
         evaluations: of the study.
-        workloads: what the runs train on.
+        workloads: what the runs train on; none for text that is not prepared, and what it decides is left out then.
     """
-    works = [(evaluation, _most_work(runs, evaluation, workloads)) for evaluation in evaluations]
-    unknown = [evaluation.declaration.name for evaluation, work in works if work is None]
+    most = [(evaluation, _most_work(runs, evaluation, workloads)) for evaluation in evaluations]
+    unknown = [evaluation.declaration.name for evaluation, work in most if work is None]
     return [
-        *(_sentence(evaluation, work) for evaluation, work in works if work is not None),
-        *([f"Not counted: the work of {', '.join(unknown)}."] if unknown else []),
+        *(_sentence(evaluation, work) for evaluation, work in most if work is not None),
+        *([f"Not counted: the work of {', '.join(unknown)}."] if unknown and workloads else []),
     ]
 
 
 def heavy_work(runs: Sequence[RunSpec], evaluations: Sequence[Evaluation], workloads: Workloads) -> list[str]:
     """Return the sentences of `evaluation_work` on heavy evaluations."""
-    works = [(evaluation, _most_work(runs, evaluation, workloads)) for evaluation in evaluations]
-    return [_sentence(evaluation, work) for evaluation, work in works if work is not None and work.heavy]
+    most = [(evaluation, _most_work(runs, evaluation, workloads)) for evaluation in evaluations]
+    return [_sentence(evaluation, work) for evaluation, work in most if work is not None and work.heavy]
 
 
 def evaluation_shares(runs: Sequence[RunSpec], evaluations: Sequence[Evaluation], workloads: Workloads) -> list[float]:
     """Return the work of each run's evaluations as a multiple of that of its training, as far as it is known."""
     shares = [0.0] * len(runs)
     for evaluation in evaluations:
-        for index, work in enumerate(_works(runs, evaluation, workloads)):
+        for index, work in enumerate(works(runs, evaluation, workloads)):
             shares[index] += 0.0 if work is None else work.relative
     return shares
 
 
 def _most_work(runs: Sequence[RunSpec], evaluation: Evaluation, workloads: Workloads) -> Work | None:
     """Return the work of an evaluation in the run where it is most beside training, None where it is unknown."""
-    return max((work for work in _works(runs, evaluation, workloads) if work is not None), default=None)
+    return max((work for work in works(runs, evaluation, workloads) if work is not None), default=None)
 
 
-def _works(runs: Sequence[RunSpec], evaluation: Evaluation, workloads: Workloads) -> list[Work | None]:
-    """Return the work of an evaluation in each run, None where it is unknown."""
+def works(runs: Sequence[RunSpec], evaluation: Evaluation, workloads: Workloads) -> list[Work | None]:
+    """Return the work of an evaluation in each run, None where it is unknown, see `evaluation_work`."""
     read: dict[tuple[str | None, int], int | None] = {}
     found = []
     for run in runs:
         place = run.task, run.model.max_length
         if place not in read:
             with faults_of(evaluation):
-                tokens = evaluation.tokens_read(workloads[run.task], run.model.max_length)
+                workload, length = workloads.get(run.task), run.model.max_length
+                tokens = (
+                    evaluation.most_tokens(length) if workload is None else evaluation.tokens_read(workload, length)
+                )
                 read[place] = None if tokens is None else int(tokens)
         found.append(None if (tokens := read[place]) is None else _work(run, evaluation, tokens))
     return found

@@ -8,6 +8,8 @@ import pytest
 
 from basecap.analysis import TextResults, analyse
 from basecap.errors import ConfigError
+from basecap.plan import estimate
+from basecap.plan.evaluation_work import evaluation_work
 from basecap.plan.prospects import sparse
 from basecap.plan.runs import Cost, costs, plan_evaluations, plan_runs
 from basecap.report import write_report
@@ -221,6 +223,25 @@ def test_only_the_length_of_100k_stands_beside_its_published_value():
     columns = zip(figure.columns, figure.measured, zip(*figure.published.values.values(), strict=True), strict=True)
     both = [name for name, measured, values in columns if measured and any(value is not None for value in values)]
     assert both == ["training speed", "inference speed", "passkey 100k"]
+
+
+@pytest.mark.parametrize(
+    ("name", "tokens", "time"),
+    [
+        ("bc-table-1", "few-shot reads 10,643,456", "1 min 13 s to"),
+        ("bc-table-3", "passkey reads 114,688,000", "10 min"),
+    ],
+)
+def test_the_plan_says_what_retrieval_takes_before_text_is_prepared(name: str, tokens: str, time: str):
+    study = load_study(name)
+    runs, evaluations = plan_runs(study, study.data.vocab)[:1], plan_evaluations(study)
+    said = evaluation_work(runs, evaluations, {})
+    assert any(f"{tokens} tokens at 1 evaluation point of a run" in sentence for sentence in said)
+    assert not any("domain-loss" in sentence for sentence in said)
+    found = _costs.get(runs[0].hash) or costs(runs)[0]
+    rows = [{"architecture": runs[0].name, "PFLOP": found.flops / 1e15}]
+    lines = [line for evaluation in evaluations for line in estimate._long(evaluation, runs, rows, {})]
+    assert len(lines) == 1 and f"takes about {time}" in lines[0] and "an estimate" in lines[0]
 
 
 def test_a_study_without_a_figure_draws_none(analysed: TextResults):
