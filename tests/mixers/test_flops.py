@@ -16,6 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from basecap.mixers import (
     ARCHITECTURES,
     _delta,
+    _linear_memory,
     _parts,
     _rwkv_heads,
     attention,
@@ -97,6 +98,8 @@ class Ops:
             (mamba_3, "ssd", self.ssd),
             (rwkv_4, "wkv4", self.wkv4),
             (_rwkv_heads, "wkv6", self.wkv6),
+            (_linear_memory, "wkv6", self.wkv6),
+            (_linear_memory, "ssd", self.ssd),
             (rwkv_7, "wkv7_bounded", self.wkv7),
         ):
             monkeypatch.setattr(module, name, op)

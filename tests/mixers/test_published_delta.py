@@ -5,10 +5,24 @@ projections and embeddings too: prenorm_residual_strategy is None. RMSNorms star
 """
 
 import math
+from dataclasses import replace
 
 import pytest
+import torch
 
-from tests.mixers._published import ONES, ZEROS, Row, Table, assert_table_holds, log_of_uniform, normal, steps, uniform
+from tests.mixers._published import (
+    ONES,
+    ZEROS,
+    At,
+    Exactly,
+    Row,
+    Table,
+    assert_table_holds,
+    log_of_uniform,
+    normal,
+    steps,
+    uniform,
+)
 
 COMMIT = "fla-org/flash-linear-attention@bc3b101dcb713ddc5bd8924b66754eb68b5ccf89"
 UNDECAYED = "Gains of norms do not decay"
@@ -21,6 +35,15 @@ COMMON = (
     Row(r"feed_forward\.(gate|up|down)\.weight", normal(0.02)),
 )
 CONVOLUTION = (Row(r"mixer\.memory\.conv\.weight", normal(0.02)), Row(r"mixer\.out\.weight", normal(0.02)))
+OUT = CONVOLUTION[1]
+OWN_BOUNDS = "Each layer learns a lower bound of its own"
+
+
+def bounds(at: At) -> Exactly:
+    """index / depth after the sigmoid."""
+    return Exactly(torch.logit(torch.full((at.hidden,), at.index / at.depth, dtype=torch.float64)))
+
+
 NONE = Row(
     r"mixer\.out\.weight",
     lambda at: normal(0.02 / math.sqrt(2 * at.depth)),
@@ -47,7 +70,20 @@ CHANNEL_GATES = (
     Row(r"mixer\.dt_bias", steps(1e-3, 0.1), decay=False),
 )
 
+GLA = f"{COMMIT}: fla/layers/gla.py, fla/models/gla/modeling_gla.py"
+HGRN_2 = f"{COMMIT}: fla/layers/hgrn2.py, fla/models/hgrn2/modeling_hgrn2.py"
+RETNET = f"{COMMIT}: fla/layers/multiscale_retention.py, fla/models/retnet/modeling_retnet.py"
+
+#: What GLA, HGRN-2 and RetNet have beside the memory's projections; their models start as DeltaNet's.
+LINEAR = (
+    *(row for row in COMMON if "memory" not in row.pattern),
+    Row(r"mixer\.(qkv|qfv|gate|decay_down|decay_up)\.weight", normal(0.02)),
+)
+
 TABLES = {
+    "gla": Table(source=GLA, rows=(*LINEAR, OUT, Row(r"mixer\.decay_up\.bias", ZEROS, decay=False))),
+    "hgrn-2": Table(source=HGRN_2, rows=(*LINEAR, OUT, Row(r"mixer\.bound", bounds, decay=False, differs=OWN_BOUNDS))),
+    "retnet": Table(source=RETNET, rows=(*LINEAR, replace(NONE, differs="is shrunk with depth: at fla"))),
     "kda": Table(source=KDA, rows=(*COMMON, *CONVOLUTION, *CHANNEL_GATES)),
     "deltanet": Table(source=DELTANET, rows=(*COMMON, *CONVOLUTION)),
     "deltanet w/o conv": Table(source=DELTANET, rows=(*COMMON, NONE)),

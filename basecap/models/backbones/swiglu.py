@@ -15,6 +15,10 @@ def _swiglu_of_7_thirds(layer: LayerSpec) -> FeedForward:
     return FeedForward("swiglu", layer, narrow_inner(layer.hidden), scheme="plain")
 
 
+def _half_swiglu(layer: LayerSpec) -> FeedForward:
+    return FeedForward("swiglu", layer, gated_inner(layer.hidden) // 2, scheme="plain")
+
+
 def _narrow_swiglu(layer: LayerSpec) -> FeedForward:
     return FeedForward("swiglu", layer, 2 * layer.hidden)
 
@@ -44,6 +48,17 @@ def swiglu_narrow() -> Backbone:
         summary="RMSNorm before mixer and SwiGLU of width 7/3, which leaves a matrix to the mixer; untied",
         paper="arXiv 2002.05202 (SwiGLU), arXiv 2503.02130 (FoX Pro)",
         feed_forward=_swiglu_of_7_thirds,
+    )
+
+
+@backbone("swiglu half")
+def swiglu_half() -> Backbone:
+    """The same with a SwiGLU of half the width, for mixers that are twice as large."""
+    return replace(
+        swiglu(),
+        summary="RMSNorm before mixer and SwiGLU of width 4/3; untied",
+        paper="arXiv 2002.05202 (SwiGLU), arXiv 2307.08621 (RetNet)",
+        feed_forward=_half_swiglu,
     )
 
 
