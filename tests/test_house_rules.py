@@ -37,7 +37,7 @@ FLOORS = (
     ("study",),
     ("plan",),
     ("run",),
-    ("bench", "hf"),
+    ("bench", "families", "hf"),
     ("api", "cli"),
     ("__init__",),
 )

@@ -4,7 +4,7 @@ These classes are the schema of that file, which docs/results.md describes.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from basecap.analysis.rows import Maturity, Row
@@ -165,6 +165,29 @@ class Point:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ImportedRow:
+    """A model that was trained elsewhere, which has no verdict.
+
+    Attributes:
+        name, use: of it.
+        origin: the "folder" it came from, a hash of its "weights", and whose "tokenizer" it has, that of the "study" or
+            its "own": losses per token compare with those of the study in the first case only.
+        parameters: how many.
+        state_bytes: size of the decoding state of one sequence of the training length, in float32.
+        domains: its losses.
+        evaluations: what other evaluations measured.
+    """
+
+    name: str
+    use: str
+    origin: dict[str, str]
+    parameters: int | None
+    state_bytes: int | None
+    domains: dict[str, PointLosses]
+    evaluations: list[EvaluationRow]
+
+
+@dataclass(frozen=True, kw_only=True)
 class DocumentCount:
     """The held-out documents of a domain, their predicted tokens and bytes."""
 
@@ -301,6 +324,7 @@ class TextResults(_Results):
         documents: held-out documents by domain.
         overlap: held-out text that is in the training text.
         text_note: what to know of the text, None where nothing.
+        imported: models that were trained elsewhere; results.json has the key where there are any.
     """
 
     kind: Literal["text"] = "text"
@@ -320,6 +344,7 @@ class TextResults(_Results):
     documents: list[DocumentCount]
     overlap: list[Overlap]
     text_note: str | None
+    imported: list[ImportedRow] = field(default_factory=list)
 
     @property
     def tested(self) -> list[str]:
@@ -367,4 +392,9 @@ StudyResults = TextResults | TaskResults
 def to_json(studies: Sequence[StudyResults]) -> dict[str, Any]:
     """Return what results.json holds of studies, for `system.files.write_json`: rows stay dataclasses."""
     names = {"share": "from"}  # in the file, where a word of Python may be a key
-    return {"studies": [{names.get(key, key): value for key, value in vars(study).items()} for study in studies]}
+    return {
+        "studies": [
+            {names.get(key, key): value for key, value in vars(study).items() if key != "imported" or value}
+            for study in studies
+        ]
+    }

@@ -16,7 +16,7 @@ from typer.core import TyperGroup
 from basecap.cli.bench import bench_app
 from basecap.cli.check import check, guard
 from basecap.cli.data import data_app
-from basecap.cli.exchange import export
+from basecap.cli.exchange import export, import_
 from basecap.cli.generate import generate
 from basecap.cli.options import (
     LARGEST,
@@ -310,6 +310,7 @@ app.command(epilog='Example: basecap generate runs/quickstart/runs/transformer++
 )
 app.command(epilog="Example: basecap check --mixer mamba-2")(check)
 app.command(epilog="Example: basecap export runs/quickstart/runs/rwkv-7-s0 --to exported/rwkv-7")(export)
+app.command("import", epilog="Example: basecap import pythia-160m --out runs/quickstart")(import_)
 
 
 def _report(

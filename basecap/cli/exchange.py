@@ -27,3 +27,24 @@ def export(
     except ImportError as error:
         raise ConfigError(f"{error}") from error
     typer.echo(f"model: {write(run, to)}")
+
+
+def import_(
+    folder: Annotated[
+        Path,
+        typer.Argument(metavar="DIR", help="folder of a model of the hub: config.json, safetensors, tokenizer.json"),
+    ],
+    out: Annotated[Path, typer.Option("--out", help="directory of a study of text that takes the model")],
+    name: Annotated[str | None, typer.Option("--name", help="its name in tables (default: that of the folder)")] = None,
+    plugin: Plugins = [],
+) -> None:
+    """Take a model that was trained elsewhere into a study, whose report shows it beside the study's own."""
+    from basecap.records import StudyRecords
+
+    StudyRecords(out).study()
+    load_plugins(plugin)
+
+    from basecap.families.bring_in import import_model
+
+    made = import_model(folder, out, name)
+    typer.echo(f"imported: {made.path}; measure it with `basecap eval {out}`")

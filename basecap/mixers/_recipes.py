@@ -20,6 +20,7 @@ class LayerSpec:
     """A layer in its model: model width, index (from 0), number of layers, longest training sequence.
 
     `canon` has the places of Canon layers in its block, among a, b, c and d.
+    `inner` is the width inside the feed-forward layer after it, that of the backbone when None.
     """
 
     hidden: int
@@ -27,6 +28,7 @@ class LayerSpec:
     depth: int = 1
     max_length: int = 2048
     canon: str = ""
+    inner: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

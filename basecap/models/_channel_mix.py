@@ -30,8 +30,9 @@ class ChannelMix(nn.Module):
     takes_lengths = True
 
     def __init__(self, generation: Literal[4, 5, 6, 7], layer: LayerSpec, inner: int):
-        """Build the layer of a generation of RWKV, with a squared ReLU of width `inner`."""
+        """Build the layer of a generation of RWKV, with a squared ReLU of width `inner`, or `layer.inner`."""
         super().__init__()
+        inner = layer.inner or inner
         hidden = layer.hidden
         self.generation = generation
         self.layer = layer

@@ -21,7 +21,7 @@ class LayerConfig(BaseModel):
 
 
 #: Options of a model that came after the first recorded ones, with their defaults.
-LATER_DEFAULTS = (("canon", None), ("readout", "each"))
+LATER_DEFAULTS = (("canon", None), ("inner", None), ("eps", None), ("readout", "each"))
 
 
 class ModelConfig(BaseModel):
@@ -39,6 +39,8 @@ class ModelConfig(BaseModel):
     canon: str | None = Field(
         None, pattern="^a?b?c?d?$", description="places of Canon layers, a to d; those of the architectures when None"
     )
+    inner: int | None = Field(None, ge=1, description="width inside feed-forward layers; that of the backbone if null")
+    eps: float | None = Field(None, gt=0, description="epsilon of the norms; that of the backbone if null")
     readout: Readout = Field("each", description="last: a decoder answers at every position from the last one")
 
     @model_serializer(mode="wrap")
@@ -63,7 +65,12 @@ class ModelConfig(BaseModel):
             if "b" in places and "canon" in choice.mixer.Config.model_fields:
                 own = {"canon": True, **own}
             spec = LayerSpec(
-                hidden=self.hidden, index=index, depth=self.depth, max_length=self.max_length, canon=places
+                hidden=self.hidden,
+                index=index,
+                depth=self.depth,
+                max_length=self.max_length,
+                canon=places,
+                inner=self.inner,
             )
             mixers.append(build_mixer(choice.mixer, choice.configure(self.hidden, own), spec))
         return mixers

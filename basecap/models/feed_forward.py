@@ -34,8 +34,9 @@ class FeedForward(nn.Module):
     def __init__(
         self, activation: Activation, layer: LayerSpec, inner: int, *, bias: bool = False, scheme: Scheme = "gpt-2"
     ):
-        """Build the layer of width `inner`; `scheme` chooses the initialisation, see `matrices`."""
+        """Build the layer of width `inner`, or `layer.inner`; `scheme` chooses the initialisation, see `matrices`."""
         super().__init__()
+        inner = layer.inner or inner
         self.scheme: Scheme = scheme
         self.activation = activation
         self.layer = layer

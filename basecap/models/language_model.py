@@ -1,6 +1,7 @@
 """The one language model: embedding, blocks, norm, head; training loss, logits and decoding."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -164,7 +165,8 @@ class LanguageModel(nn.Module):
     @property
     def backbone(self) -> Backbone:
         """The backbone by its name; as an attribute its functions could not be pickled."""
-        return BACKBONES.get(self.config.backbone)
+        found, eps = BACKBONES.get(self.config.backbone), self.config.eps
+        return found if eps is None else replace(found, eps=eps)
 
     @property
     def head_weight(self) -> Tensor:

@@ -124,6 +124,11 @@ def recorded_data(study: StudyConfig, out: Path) -> PreparedData:
     return Text(study.text, study.model.vocab, out).data
 
 
+def data_with(study: StudyConfig, out: Path, tokenizer: Path) -> PreparedData:
+    """Return the text of the study in `out` in tokens of another tokenizer, a file; raises as `data_of` does."""
+    return prepare(study.text.model_copy(update={"tokenizer": str(tokenizer)}), cache_of(study.text, out))
+
+
 def cache_of(section: DataConfig, out: Path) -> Path:
     """Return the directory of the prepared text of the section `data` of the study in `out`."""
     return Path(section.cache) if section.cache else out / "data"

@@ -29,8 +29,8 @@ from basecap.system.files import (
 )
 from basecap.system.place import Place
 
-#: How far a run is.
-Status = Literal["running", "finished", "failed"]
+#: How far a run is; an imported model was trained elsewhere.
+Status = Literal["running", "finished", "failed", "imported"]
 
 #: Records of earlier versions may have null for nothing, and under `seconds` one number.
 _Before = BeforeValidator(lambda value: () if value is None else value)
@@ -83,6 +83,8 @@ class RunInfo(Machine):
         proof: what was proved of a mixer from a plugin before it trained: settings, layers, what was not proved.
         leak_test: what the leak test of the trained model found, see `basecap.testing.trained_model`.
         stopped: the step after which train.stop_at ended it, None for a run of full length.
+        origin: of an imported model: its "folder", a hash of its "weights", and whose "tokenizer" it has, that of the
+            "study" or its "own".
     """
 
     __pydantic_config__ = ConfigDict(defer_build=True)
@@ -111,6 +113,7 @@ class RunInfo(Machine):
     proof: dict[str, Any] = field(default_factory=dict)
     leak_test: dict[str, Any] = field(default_factory=dict)
     stopped: int | None = None
+    origin: dict[str, str] = field(default_factory=dict)
 
     @property
     def finished(self) -> bool:
@@ -192,6 +195,11 @@ class RunRecords:
     def resume(self) -> Path:
         """Directory of the checkpoints that the run resumes from."""
         return self.path / "resume"
+
+    @property
+    def tokenizer(self) -> Path:
+        """The tokenizer.json of an imported model."""
+        return self.path / "tokenizer.json"
 
     @property
     def weights(self) -> Path:

@@ -12,7 +12,7 @@ from basecap.records.study import StudyRecords
 ROWS = 50
 
 #: What a run does. One that is `stopped` has started, and no process trains it.
-State = Literal["finished", "training", "stopped", "failed", "waiting"]
+State = Literal["finished", "training", "stopped", "failed", "waiting", "imported"]
 
 
 @dataclass(frozen=True, kw_only=True)

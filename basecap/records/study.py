@@ -13,6 +13,7 @@
                               unmeasured.json             evaluations that do not apply to its model
                               resume/, weights/           written by the training loop
                               profile/                    traces of training steps, if asked for
+    DIR/imported/<name>/      the same files of a model that was trained elsewhere, and its tokenizer.json
     DIR/tracking/<tracker>/   what `basecap run --track` wrote
     DIR/sweep/<name>-lr<rate>-s<seed>/                    the same for runs of a sweep with another rate than the chosen
     DIR/sweep.json            the sweep of learning rates: one `Sweep` per architecture
@@ -260,6 +261,12 @@ class StudyRecords:
         """Write the declarations of the study's evaluations."""
         rows = [dataclasses.asdict(declaration) for declaration in declarations]
         write_json(self.path / "declarations.json", {"declarations": rows})
+
+    def imported(self, name: str | None = None) -> list[RunRecords]:
+        """Return the records of models that were trained elsewhere, by name, or those that one called `name` has."""
+        place = self.path / "imported"
+        paths = [place / safe_name(name)] if name is not None else entries(place)
+        return [RunRecords(path) for path in paths if not path.name.startswith(".")]
 
     def results(self) -> dict[str, Any] | None:
         """Return the content of results.json, None when no report was written; raises DataError when it is damaged."""

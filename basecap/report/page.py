@@ -21,6 +21,7 @@ from basecap.report.analysed import Analysed, analysed
 from basecap.report.bundle import bundle, label, source_of
 from basecap.report.figures.style import names_of
 from basecap.report.images import ImageFormat, image
+from basecap.report.imported import imported_tables, own_tokenizers
 from basecap.report.joined_section import (
     cell_text,
     charted,
@@ -203,12 +204,14 @@ def _environment() -> Environment:
     environment.policies |= {"json.dumps_function": lambda content: to_json(content).decode(), "json.dumps_kwargs": {}}
     environment.filters |= {
         "gap": gap_text,
+        "imported_tables": imported_tables,
         "interval": interval_text,
         "notes": notes,
         "maturity_words": maturity_text,
         "copies": copies_text,
         "direction": direction_text,
         "origin": origin_text,
+        "own_tokenizers": own_tokenizers,
         "words": row_text,
         "single_run": single_run_text,
         "worth": worth_text,

@@ -18,6 +18,7 @@ from basecap.records.branches import branch_of
 from basecap.records.evaluation_points import At, includes
 from basecap.run.evaluation_job import StoredPoint, is_measured, measured
 from basecap.run.executors import EXECUTORS, Executor, Resources, device_here, devices_for
+from basecap.run.imported_models import evaluate_imported
 from basecap.run.jobs import Execution, Runtime, report_failure
 from basecap.run.provenance import absent_plugins, plugin_entries, refuse_other
 from basecap.run.sweep import chosen_rates
@@ -207,6 +208,8 @@ def evaluate_directory(
         group.run_on_leader(lambda: _add(study, before, runtime))
         with executor_of(execution, runtime, devices) as executor:
             failed = evaluate_stored(runs, runtime, executor, at or "every")
+        if study.task is None and not (only or alone):
+            failed += evaluate_imported(study, runtime)
         return failed if group.is_leader else None
 
 

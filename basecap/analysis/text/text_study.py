@@ -21,6 +21,7 @@ from basecap.analysis.runs import (
 from basecap.analysis.sequential import AddedRuns, Looks, Tables, added_runs
 from basecap.analysis.study_files import TextStudyFile, parse
 from basecap.analysis.text.draws import Runs, few_clusters
+from basecap.analysis.text.imported import imported_rows
 from basecap.analysis.text.leaking import compare_sound, leaks_of
 from basecap.analysis.text.losses import EVALUATION, joined, load
 from basecap.analysis.text.measured import Setting
@@ -98,6 +99,7 @@ def analyse_text(records: StudyRecords) -> TextResults:
         settings=settings,
         environment=environment.rest,
         failed_checks=failed_checks(records),
+        imported=imported_rows(records),
     )
 
 
