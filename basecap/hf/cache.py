@@ -1,9 +1,8 @@
 """The decoding state of a model as `transformers` passes it from one step of `generate` to the next."""
 
-import torch
 from torch import Tensor
 
-from basecap.mixers import Cache
+from basecap.errors import ConfigError
 from basecap.models import LanguageModel
 from basecap.models.language_model import Caches
 
@@ -32,25 +31,25 @@ class DecodingCache:
         """Return the number of tokens that were read, of the longest sequence."""
         return 0 if self.caches is None else int(self.caches[layer_idx].mixer.length)
 
-    def read(self, model: LanguageModel, tokens_BT: Tensor) -> Tensor:
-        """Read a prompt, or one token more [B, 1]; return the logits of the token after it [B, vocab].
+    def read(self, model: LanguageModel, tokens_BT: Tensor, mask_BT: Tensor | None) -> Tensor:
+        """Read prompts, or one token more of each [B, 1]; return the logits of the token after it [B, vocab].
+
+        `mask_BT` is 0 where a prompt is padded on the left; it is not used after the prompt.
 
         Raises:
-            ConfigError: more tokens than there are learned positions, or several more after a prompt.
+            ConfigError: a prompt that ends with padding, more tokens than learned positions, or several tokens after a
+                prompt.
         """
-        if self.caches is None:
-            self.caches = model.init_cache(len(tokens_BT), self.max_length)
+        if self.caches is not None:
+            return model.step(tokens_BT, self.caches)
+        self.caches = model.init_cache(len(tokens_BT), self.max_length)
+        if mask_BT is None or bool(mask_BT.all()):
             return model.prefill(tokens_BT, self.caches)
-        return model.step(tokens_BT, self.caches)
+        if not bool(mask_BT[:, -1].all()):
+            raise ConfigError("a prompt to continue is padded on the right; set tokenizer.padding_side = 'left'.")
+        prompts = [row[own] for row, own in zip(tokens_BT, mask_BT.bool(), strict=True)]
+        return model.prefill_each(prompts, self.caches)
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Let sequence i continue what sequence `beam_idx[i]`, int64 [B], has read, for beam search."""
-        for block in self.caches or ():
-            for cache in (block.mixer, block.feed_forward):
-                _reorder(cache, beam_idx)
-
-
-@torch.no_grad()
-def _reorder(cache: Cache, rows: Tensor) -> None:
-    for tensor in cache.tensors.values():
-        tensor.copy_(tensor.index_select(0, rows.to(tensor.device)))
+        self.caches = [cache.take(beam_idx) for cache in self.caches or ()]

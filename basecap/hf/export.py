@@ -5,7 +5,6 @@ import shutil
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -15,15 +14,13 @@ from basecap.errors import ConfigError, DataError, describe_error
 from basecap.hf.card import Card
 from basecap.hf.model import BasecapConfig, BasecapForCausalLM
 from basecap.models import LanguageModel
-from basecap.plan.workloads import recorded_data
 from basecap.plugins import files_of
 from basecap.records import RunRecords, StudyRecords
-from basecap.run.provenance import plugin_files, refuse_other_plugins, sources
-from basecap.study.config import StudyConfig, validate
-from basecap.study.recorded_plugins import refuse_absent_plugins
+from basecap.run.provenance import plugin_files, sources
+from basecap.run.trained import info_of, load_trained
+from basecap.study.config import validate
 from basecap.system.files import fsync_files, process_name, writing
 from basecap.system.hub import refuse_unreachable
-from basecap.train.checkpoint import latest, load_model, stored_config
 
 #: Largest file of weights; more go to several files with an index.
 LARGEST_FILE = "5GB"
@@ -65,28 +62,23 @@ def export(run: Path, to: str) -> str:
 
 def write_folder(run: Path, folder: Path) -> None:
     """Write weights, configurations, tokenizer, plugins and card into an empty folder; raises as `export` does."""
-    records = RunRecords(run)
-    info = records.info()
-    assert info is not None  # the command has looked
-    described = stored_config(records.resume)
-    refuse_other_plugins(records, described)
-    if described.readout != "each":
-        raise ConfigError(f"{run} answers a task from its last position and generates nothing; export a model of text.")
-    study = _study(records)
-    tokenizer = recorded_data(study, records.study).tokenizer
-    trained = load_model(records.resume)
-    _refuse_without_decoding(info.name, trained)
+    trained, info, records = load_trained(run, device="cpu"), info_of(run), RunRecords(run)
+    network, tokenizer, described = trained.network, trained.tokenizer, trained.network.config
+    held = StudyRecords(records.study)
+    study = validate(held.study(), str(held.path / "study.yaml"))
+    _refuse_without_decoding(info.name, network)
     config = BasecapConfig.of(described, tokenizer.end_of_text, sources(described))
-    BasecapForCausalLM.around(trained, config).save_pretrained(folder, max_shard_size=LARGEST_FILE)
+    BasecapForCausalLM.around(network, config).save_pretrained(folder, max_shard_size=LARGEST_FILE)
     write_tokenizer(tokenizer, folder)
     plugins = plugin_files(described)
     _copy_plugins(plugins, folder)
+    studies = (held.results() or {"studies": []})["studies"]
     card = Card(
         info=info,
         study=study,
-        results=_results(records, study),
-        fault=failed_checks(StudyRecords(records.study)).get(info.series),
-        tokens=_tokens(records),
+        results=next((found for found in studies if found["name"] == study.name), None),
+        fault=failed_checks(held).get(info.series),
+        tokens=_tokens(records, trained.step),
         model=described.model_dump(mode="json"),
         end_of_text=tokenizer.decode([tokenizer.end_of_text]),
         plugins=[plugin.name for plugin in plugins],
@@ -113,31 +105,10 @@ def write_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
         (folder / name).write_text(json.dumps(written, ensure_ascii=False), encoding="utf-8")
 
 
-def _study(records: RunRecords) -> StudyConfig:
-    """Return the study of a run; raises ConfigError for one of tasks, which have no tokenizer."""
-    held = StudyRecords(records.study)
-    try:
-        study = validate(held.study(), str(held.path / "study.yaml"))
-    except ConfigError:
-        refuse_absent_plugins(held)
-        raise
-    if study.task is not None:
-        raise ConfigError(f"{records.path} was trained on tasks and has no tokenizer; export a model of text.")
-    return study
-
-
-def _tokens(records: RunRecords) -> int | None:
-    """Return the tokens that the newest checkpoint was trained on, None where the log of the training is lost."""
-    rows, path = records.last_metrics(1), latest(records.resume)
-    if not rows or path is None:
-        return None
-    return int(path.name.removeprefix("step-")) * (rows[-1]["tokens"] // rows[-1]["step"])
-
-
-def _results(records: RunRecords, study: StudyConfig) -> dict[str, Any] | None:
-    """Return what results.json holds of a study, None without it."""
-    found = StudyRecords(records.study).results() or {"studies": []}
-    return next((held for held in found["studies"] if held["name"] == study.name), None)
+def _tokens(records: RunRecords, step: int) -> int | None:
+    """Return the tokens of `step` training steps, None where the log of the training is lost."""
+    rows = records.last_metrics(1)
+    return step * (rows[-1]["tokens"] // rows[-1]["step"]) if rows else None
 
 
 def _copy_plugins(plugins: Sequence[Path], folder: Path) -> None:

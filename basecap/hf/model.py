@@ -140,7 +140,7 @@ class BasecapForCausalLM(PreTrainedModel, GenerationMixin):
         if output_attentions or output_hidden_states:
             raise ConfigError("basecap's models return logits alone; leave out output_attentions and hidden states.")
         if cache is not None:
-            logits = cache.read(self.model, input_ids)[:, None]
+            logits = cache.read(self.model, input_ids, attention_mask)[:, None]
         else:
             hidden = self.model.hidden(input_ids, _segments(attention_mask))
             kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
@@ -160,9 +160,7 @@ class BasecapForCausalLM(PreTrainedModel, GenerationMixin):
         batch_size: int,
         max_cache_length: int,
     ) -> bool:
-        """Make the cache that `generate` passes from step to step; rows that are padded on the left read all again."""
-        if _segments(model_kwargs.get("attention_mask")) is not None:
-            generation_config.use_cache = False
+        """Make the cache that `generate` passes from step to step."""
         if generation_config.use_cache is not False and model_kwargs.get("cache") is None:
             model_kwargs["cache"] = DecodingCache(max_cache_length)
         return True

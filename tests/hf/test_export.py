@@ -208,7 +208,9 @@ def test_a_run_without_checkpoint_or_tokenizer_is_refused(study: StudyRecords, t
     task = {"name": "t", "task": {"train": ["mqar"], "test": ["mqar"]}, "architectures": ["transformer++"]}
     held = (copy.path / "study.yaml").read_text()
     (copy.path / "study.yaml").write_text(yaml.safe_dump({**yaml.safe_load(held), "data": None} | task))
-    with pytest.raises(BasecapError, match="was trained on tasks and has no tokenizer; export a model of text"):
+    with pytest.raises(
+        BasecapError, match="was trained on a task, whose tokens are no text; take a run of a study of text"
+    ):
         export(path, str(tmp_path / "x"))
     (copy.path / "study.yaml").write_text(held)
     shutil.rmtree(path / "resume")

@@ -91,9 +91,9 @@ def test_a_new_model_starts_by_its_recipe():
 
 def test_beams_continue_what_they_have_read(tmp_path: Path):
     _, loaded = exported("rwkv-7", tmp_path)
-    (row,) = prompts()[:1]
-    options = {"max_new_tokens": 5, "num_beams": 3, "eos_token_id": None}
-    with_cache, without = (loaded.generate(row, use_cache=use, **options) for use in (True, False))
+    tokens, mask = padded(prompts(), "left")
+    options = {"attention_mask": mask, "max_new_tokens": 5, "num_beams": 3, "eos_token_id": None}
+    with_cache, without = (loaded.generate(tokens, use_cache=use, **options) for use in (True, False))
     assert torch.equal(with_cache, without)
 
 
@@ -102,6 +102,8 @@ def test_one_sentence_for_what_cannot_be_read():
     tokens = prompts()[0]
     with pytest.raises(ConfigError, match="has a 0 between tokens of a row"):
         model(tokens, attention_mask=torch.tensor([[1, 0, 1]]))
+    with pytest.raises(ConfigError, match=r"is padded on the right; set tokenizer\.padding_side = 'left'"):
+        model.generate(tokens, attention_mask=torch.tensor([[1, 1, 0]]), max_new_tokens=2)
     with pytest.raises(ConfigError, match="read input_ids; leave out inputs_embeds"):
         model(inputs_embeds=torch.zeros(1, 3, 32))
     with pytest.raises(ConfigError, match="return logits alone"):
