@@ -313,7 +313,9 @@ def test_results_survive_the_disk(tmp_path):
     records.write_results(to_json([found]))
     (held,) = json.loads((tmp_path / "results.json").read_text())["studies"]
     assert held.pop("from") == found.share
-    assert held == {key: json.loads(json_of(value)) for key, value in vars(found).items() if key != "share"}
+    assert held == {
+        key: json.loads(json_of(value)) for key, value in vars(found).items() if key not in ("share", "imported")
+    }
 
 
 def test_no_verdict_without_the_loss_of_pairs_of_tokens(tmp_path):

@@ -10,6 +10,7 @@ from basecap.analysis.joined import join
 from basecap.analysis.results import to_json
 from basecap.records import StudyRecords, Sweep
 from basecap.system.files import SCHEMA
+from tests.records.made_up import record, run_info
 from tests.report.synthetic import write_study
 from tests.report.test_task_report import PUBLISHED, task_study
 
@@ -38,6 +39,10 @@ def test_every_key_is_documented_and_every_documented_key_is_there(tmp_path):
     text.write_environment({**text.environment(), "overlap": [{"domain": "github", "share": 0.1, "left_out": 2}]})
     run = text.run("other", 2)
     run.write_info(replace(run.info(), status="failed", message="out of memory"))
+    (elsewhere,) = text.imported("elsewhere")
+    origin = {"folder": "elsewhere", "weights": "0" * 16, "tokenizer": "own"}
+    elsewhere.write_info(run_info("elsewhere", status="imported", origin=origin))
+    elsewhere.append_evals([record(), record(eval="copying", metric="copying")])
     tasks = task_study(tmp_path / "tasks", architectures=("leaning",), regions={"b": (0.7, 0.1)}, published=PUBLISHED)
     records = StudyRecords(tmp_path)
     by_hand = write_study(tmp_path / "by hand", architectures={"base": (1.0, 0.0), "other": (1.0, 0.05)}, seeds=(0, 1),
