@@ -14,7 +14,7 @@ from basecap.registry import Registry
 
 
 @dataclass(frozen=True)
-class Row:
+class WeightRow:
     """One of our parameters: its name, the published weights it is made of, and how.
 
     Attributes:
@@ -28,7 +28,7 @@ class Row:
     layout: Callable[..., Tensor]
 
 
-class Published:
+class ModelFile:
     """The config.json of a published model, whose values must be ones that basecap has."""
 
     def __init__(self, values: Mapping[str, Any]):
@@ -50,7 +50,7 @@ class Published:
             raise ConfigError(f"config.json has {key} = {found!r}; give a folder where it is a number.")
         return float(found)
 
-    def require(self, **wanted: Any) -> None:
+    def require(self, wanted: Mapping[str, Any]) -> None:
         """Raise ConfigError unless each key that is given has the wanted value, which is also its default."""
         for key, value in wanted.items():
             found = self.values.get(key)
@@ -80,11 +80,11 @@ class Family(ABC):
     renamed: ClassVar[Mapping[str, str]] = {}
 
     @abstractmethod
-    def model(self, published: Published) -> ModelConfig:
+    def model(self, published: ModelFile) -> ModelConfig:
         """Return the model of basecap that a configuration describes; raises ConfigError where there is none."""
 
     @abstractmethod
-    def rows(self, model: ModelConfig) -> Iterator[Row]:
+    def rows(self, model: ModelConfig) -> Iterator[WeightRow]:
         """Yield a row for each of our parameters."""
 
 
@@ -102,14 +102,14 @@ def family(*model_types: str) -> Callable[[type[Family]], type[Family]]:
     return register
 
 
-def same(ours: str, theirs: str) -> Row:
+def same(ours: str, theirs: str) -> WeightRow:
     """Return the row of a parameter that is the published weight itself."""
-    return Row(ours, (theirs,), _first)
+    return WeightRow(ours, (theirs,), _first)
 
 
-def joined(ours: str, *theirs: str) -> Row:
+def joined(ours: str, *theirs: str) -> WeightRow:
     """Return the row of a parameter that has several published weights below each other."""
-    return Row(ours, theirs, _below)
+    return WeightRow(ours, theirs, _below)
 
 
 def _first(weight: Tensor) -> Tensor:
@@ -120,7 +120,7 @@ def _below(*weights: Tensor) -> Tensor:
     return torch.cat(weights)
 
 
-def ends(model: ModelConfig, embedding: str, norm: str, head: str) -> Iterator[Row]:
+def ends(model: ModelConfig, embedding: str, norm: str, head: str) -> Iterator[WeightRow]:
     """Yield the rows of the embedding, the last norm's gain, and the head where it is not tied."""
     yield same("embedding.weight", embedding)
     yield same("norm.weight", norm)

@@ -1,4 +1,4 @@
-"""A folder with a published model: config.json, safetensors, perhaps a tokenizer."""
+"""A folder with a published model: config.json, safetensors."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from basecap.errors import ConfigError, DataError, nearest
-from basecap.families._contract import FAMILIES, Published, Row
+from basecap.families._contract import FAMILIES, ModelFile, WeightRow
 from basecap.models import LanguageModel
 from basecap.system.foreign import read_file
 
@@ -34,7 +34,7 @@ def read_model(folder: Path) -> LanguageModel:
         raise ConfigError(f"{folder} has a model of type {kind!r}, which cannot be imported: {hint}")
     family = FAMILIES.get(kind)
     try:
-        config = family.model(Published(values))
+        config = family.model(ModelFile(values))
     except ConfigError as error:
         raise ConfigError(f"{folder} cannot be imported: {error}") from error
     model = LanguageModel(config)
@@ -46,7 +46,7 @@ def read_model(folder: Path) -> LanguageModel:
 
 def _fill(
     model: LanguageModel,
-    rows: list[Row],
+    rows: list[WeightRow],
     weights: Mapping[str, Callable[[], Tensor]],
     ignored: tuple[str, ...],
     folder: Path,

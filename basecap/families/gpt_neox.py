@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from basecap.families._contract import Family, Published, Row, ends, family, same
+from basecap.families._contract import Family, ModelFile, WeightRow, ends, family, same
 from basecap.models import LayerConfig, ModelConfig, model_config
 
 
@@ -16,9 +16,9 @@ class GPTNeoX(Family):
     ignored = ("attention.bias", "attention.masked_bias", "rotary_emb.inv_freq")
     renamed: ClassVar = {"lm_head.weight": "embed_out.weight"}  # as transformers 5 writes it
 
-    def model(self, published: Published) -> ModelConfig:
+    def model(self, published: ModelFile) -> ModelConfig:
         """Return pythia of any size."""
-        published.require(hidden_act="gelu", use_parallel_residual=True, attention_bias=True)
+        published.require({"hidden_act": "gelu", "use_parallel_residual": True, "attention_bias": True})
         base, share = published.rotary(0.25)
         options = {"heads": published.whole("num_attention_heads"), "rope_base": base, "rotary_fraction": share}
         model = model_config(
@@ -33,7 +33,7 @@ class GPTNeoX(Family):
         inner, eps = published.whole("intermediate_size"), published.number("layer_norm_eps", 1e-5)
         return model.model_copy(update={"inner": inner, "eps": eps})
 
-    def rows(self, model: ModelConfig) -> Iterator[Row]:
+    def rows(self, model: ModelConfig) -> Iterator[WeightRow]:
         """Yield the rows of embedding, blocks, norm and head."""
         heads = model.layers[0].mixer["heads"]
 
@@ -54,6 +54,6 @@ class GPTNeoX(Family):
             block, layer = f"blocks.{index}", f"gpt_neox.layers.{index}"
             for part in ("weight", "bias"):
                 theirs = f"{layer}.attention.query_key_value.{part}"
-                yield Row(f"{block}.mixer.project.qkv.{part}", (theirs,), parted)
+                yield WeightRow(f"{block}.mixer.project.qkv.{part}", (theirs,), parted)
                 for name, other in names.items():
                     yield same(f"{block}.{name}.{part}", f"{layer}.{other}.{part}")

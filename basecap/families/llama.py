@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from basecap.errors import ConfigError
-from basecap.families._contract import Family, Published, Row, ends, family, joined, same
+from basecap.families._contract import Family, ModelFile, WeightRow, ends, family, joined, same
 from basecap.models import LayerConfig, ModelConfig, model_config
 
 
@@ -13,9 +13,9 @@ class Llama(Family):
 
     ignored = ("rotary_emb.inv_freq",)
 
-    def model(self, published: Published) -> ModelConfig:
+    def model(self, published: ModelFile) -> ModelConfig:
         """Return transformer++ in the backbone swiglu, with the published widths."""
-        published.require(hidden_act="silu", attention_bias=False, mlp_bias=False)
+        published.require({"hidden_act": "silu", "attention_bias": False, "mlp_bias": False})
         hidden, heads = published.whole("hidden_size"), published.whole("num_attention_heads")
         width = published.values.get("head_dim") or hidden // heads
         if width * heads != hidden:
@@ -40,7 +40,7 @@ class Llama(Family):
         inner, eps = published.whole("intermediate_size"), published.number("rms_norm_eps", 1e-6)
         return model.model_copy(update={"inner": inner, "eps": eps})
 
-    def rows(self, model: ModelConfig) -> Iterator[Row]:
+    def rows(self, model: ModelConfig) -> Iterator[WeightRow]:
         """Yield the rows of embedding, blocks, norm and head."""
         yield from ends(model, "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight")
         names = {

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-from basecap.families._contract import Family, Published, Row, ends, family, same
+from basecap.families._contract import Family, ModelFile, WeightRow, ends, family, same
 from basecap.models import LayerConfig, ModelConfig, model_config
 
 #: Ours to theirs, in both generations.
@@ -19,20 +19,20 @@ def taps(weight: Tensor) -> Tensor:
     return weight[:, 0]
 
 
-def state_space_rows(model: ModelConfig, names: dict[str, str]) -> Iterator[Row]:
+def state_space_rows(model: ModelConfig, names: dict[str, str]) -> Iterator[WeightRow]:
     """Yield the rows of blocks that are a norm and a mixer with these parameters, ours to theirs."""
     yield from ends(model, "backbone.embeddings.weight", "backbone.norm_f.weight", "lm_head.weight")
     for index in range(model.depth):
         block, layer = f"blocks.{index}", f"backbone.layers.{index}"
         yield same(f"{block}.mixer_norm.weight", f"{layer}.norm.weight")
-        yield Row(f"{block}.mixer.conv.weight", (f"{layer}.mixer.conv1d.weight",), taps)
+        yield WeightRow(f"{block}.mixer.conv.weight", (f"{layer}.mixer.conv1d.weight",), taps)
         for ours, theirs in names.items():
             yield same(f"{block}.mixer.{ours}", f"{layer}.mixer.{theirs}")
 
 
-def state_space_model(published: Published, use: str, options: dict[str, int], tied: bool) -> ModelConfig:
+def state_space_model(published: ModelFile, use: str, options: dict[str, int], tied: bool) -> ModelConfig:
     """Return a model of Mamba blocks; `tied` is what a configuration that does not say it means."""
-    published.require(use_bias=False, use_conv_bias=True, hidden_act="silu")
+    published.require({"use_bias": False, "use_conv_bias": True, "hidden_act": "silu"})
     options |= {
         "state": published.whole("state_size"),
         "expand": published.whole("expand", 2),
@@ -54,13 +54,13 @@ def state_space_model(published: Published, use: str, options: dict[str, int], t
 class MambaOne(Family):
     """Mamba-1."""
 
-    def model(self, published: Published) -> ModelConfig:
+    def model(self, published: ModelFile) -> ModelConfig:
         """Return mamba-1 of any size."""
         hidden, rank = published.whole("hidden_size"), published.values.get("time_step_rank", "auto")
         options = {"dt_rank": -(-hidden // 16) if rank == "auto" else published.whole("time_step_rank")}
         return state_space_model(published, "mamba-1", options, tied=True)
 
-    def rows(self, model: ModelConfig) -> Iterator[Row]:
+    def rows(self, model: ModelConfig) -> Iterator[WeightRow]:
         """Yield the rows of embedding, blocks, norm and head."""
         own = {name: name for name in ("x_proj.weight", "dt_proj.weight", "dt_proj.bias")}
         return state_space_rows(model, STATE_SPACE | own)

@@ -13,7 +13,7 @@ ELSEWHERE = "imported, trained elsewhere"
 
 @dataclass(frozen=True, kw_only=True)
 class ImportedTable:
-    """A table: names of columns, and rows of which the first `words` cells are words, the others numbers."""
+    """A table: names of columns, and rows; the first `words` cells of each are words, the others numbers."""
 
     header: list[str]
     words: int

@@ -49,9 +49,8 @@ def analyse_text(records: StudyRecords) -> TextResults:
     runs = read_runs(records, names)
     ran = {run.info.name for run in runs}
     losses, failures = _load(runs, (*train, *ood))
-    environment = _environment(records)
+    environment, looks = _environment(records), Looks.read(records)
     described = describe_all(runs, records)
-    looks = Looks.read(records)
     level = looks.level(LEVEL) if looks else LEVEL
     setting = Setting(
         reference=study.reference,
