@@ -26,6 +26,9 @@ BYTES, FEWEST = 80, 13
 #: Held-out tokens per round, training tokens read at a time.
 ROUND, CHUNK = 1 << 22, 1 << 19
 
+#: The most threads: each holds some 30 MB, and more of them would wait for memory.
+MOST_THREADS = 8
+
 #: Factor of the polynomial hash; odd, so that multiplication loses no bit.
 FACTOR = 0x9E3779B97F4A7C15
 
@@ -78,7 +81,7 @@ def covered_shares(
         training: runs of training tokens; sequences do not cross from one run to the next.
         n: length of the compared sequences.
         advance: called with the number of training tokens read since the last call.
-        threads: that search the training text.
+        threads: that search the training text; at most MOST_THREADS do.
 
     Returns:
         float64 [documents], from 0 to 1.
@@ -130,7 +133,7 @@ def _occurring(
 
     seen = np.zeros(len(known), bool)
     chunks = ((run, start) for run in training for start in range(0, len(run) - n + 1, CHUNK))
-    for size, at in _in_threads(search, chunks, threads):
+    for size, at in _in_threads(search, chunks, min(threads, MOST_THREADS)):
         seen[at] = True
         advance(size)
     return seen[places]

@@ -19,6 +19,7 @@ from basecap.run.execute import execute
 from basecap.run.executors import Resources
 from basecap.run.executors._packages import pack, put
 from basecap.run.executors.ray import RayOptions, _joined
+from basecap.run.stored_weights import evaluate_directory
 from basecap.study.config import load_study, select
 from tests import conftest
 from tests.run._execute import results
@@ -26,6 +27,7 @@ from tests.small_study import small_study
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::FutureWarning")
 
+HERE = Resources(device="cpu")
 #: Runs that take long enough to be lost in the middle.
 LONG = {"tokens": 20_480, "eval_every": 10_240, "checkpoint_every": 2560}
 
@@ -54,7 +56,7 @@ def file(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def local(file) -> dict[str, Any]:
     out = file.parent / "local"
-    run(file, out, Resources(device="cpu"))
+    run(file, out, HERE)
     return results(out)
 
 
@@ -78,6 +80,13 @@ def joined(cluster) -> Iterator[None]:
     """The commands of a test join the cluster together, so that a later one finds processes that imported PyTorch."""
     with _joined(cluster.address):
         yield
+
+
+def entropies_of(out: Path, on: Resources) -> list[float]:
+    """Evaluate a finished run, and return what was found."""
+    given = {"add": ["influence-entropy: {length: 32, split: test}"], "only": ["window 4"], "plugins": ()}
+    assert evaluate_directory(out, **given, at=None, on=on, log=print) == 0
+    return [found.value for found in StudyRecords(out).run("window 4", 0).evals() if found.eval == "influence-entropy"]
 
 
 def wait_until(true: Callable[[], bool], seconds: float = 120.0) -> None:
@@ -121,7 +130,7 @@ def children(pid: int) -> list[int]:
 
 
 @pytest.mark.usefixtures("joined")
-def test_an_interrupted_command_resumes_with_the_records_that_came_back(file, local, cluster):
+def test_an_interrupted_command_resumes_and_is_evaluated_with_the_records_that_came_back(file, local, cluster):
     """The tasks work in directories of their own: neither node sees that of the study, so the command locks its runs.
 
     The second command waits for a run that another one has locked.
@@ -153,6 +162,8 @@ def test_an_interrupted_command_resumes_with_the_records_that_came_back(file, lo
     said = run(file, out, on, lambda line: other.close() if line.startswith(waits) else None)
     assert sum(line.startswith(waits) for line in said) == 1
     assert results(out) == local
+    entropies = [entropies_of(directory, where) for directory, where in ((out, on), (file.parent / "local", HERE))]
+    assert entropies[0] == entropies[1] != []
 
 
 @pytest.mark.parametrize(
