@@ -33,11 +33,15 @@ class LayerSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class ParameterRecipe:
-    """How a parameter is initialised and trained: in-place initialiser, learning-rate factor, weight decay or not."""
+    """How a parameter is initialised and trained: in-place initialiser, learning-rate factor, weight decay or not.
+
+    `matrix` says whether Muon trains it, where a study asks for that; None: if it is the weight of a Linear layer.
+    """
 
     init: Initialiser
     lr: float = 1.0
     decay: bool = True
+    matrix: bool | None = None
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from basecap.study.config import StudyConfig
 from basecap.study.value_errors import describe_value_error
 from basecap.train.checkpoint import KEPT
 from basecap.train.config import CHANGES_NO_NUMBER, Timetable, TrainConfig
+from basecap.train.optim import moments_count
 
 #: Training options that the hash of a run always counts. Any other counts where it differs from its default: an option
 #: that is added later leaves the hashes of recorded runs as they are.
@@ -127,7 +128,7 @@ class Cost:
         steps: training steps, with those of branches.
         tokens: training tokens, with those of branches.
         flops: floating-point operations of training (forward + backward = 3 x forward).
-        memory: bytes of weights, gradients and Adam's moments in fp32, without activations.
+        memory: bytes of weights, gradients and the optimiser's moments in fp32, without activations.
         state: bytes of decoding state per sequence at the training length, in fp32.
         evaluations: how often the model is evaluated.
         resume: bytes of the checkpoints that a run resumes from.
@@ -255,17 +256,18 @@ def plan_evaluations(study: StudyConfig) -> list[Evaluation]:
 
 def costs(runs: Sequence[RunSpec]) -> list[Cost]:
     """Predict what each run takes; raises ConfigError, naming the architecture, when its model cannot be built."""
-    models: dict[str, LanguageModel] = {}
+    models: dict[str, tuple[LanguageModel, int]] = {}
     for run in runs:
         if run.architecture not in models:
             try:
-                models[run.architecture] = outline(run.model)
+                model = outline(run.model)
+                models[run.architecture] = model, moments_count(model, run.train)
             except ConfigError as error:
                 raise ConfigError(f"architecture {run.architecture!r}: {error}") from error
-    return [_cost(run, models[run.architecture]) for run in runs]
+    return [_cost(run, *models[run.architecture]) for run in runs]
 
 
-def _cost(run: RunSpec, model: LanguageModel) -> Cost:
+def _cost(run: RunSpec, model: LanguageModel, moments: int) -> Cost:
     timetable = run.timetable
     sequences = timetable.trained_steps * run.train.batch
     flops = sum(share * (run.length // length) * model.training_flops(length) for length, share in run.lengths.items())
@@ -276,10 +278,10 @@ def _cost(run: RunSpec, model: LanguageModel) -> Cost:
         steps=timetable.trained_steps,
         tokens=timetable.trained_steps * timetable.step_tokens,
         flops=flops * sequences,
-        memory=16 * parameters,
+        memory=4 * (2 * parameters + moments),
         state=model.state_bytes(run.length),
         evaluations=timetable.evaluations,
-        resume=KEPT * (12 if run.train.average is None else 16) * parameters,
+        resume=KEPT * 4 * ((1 if run.train.average is None else 2) * parameters + moments),
         weights=4 * parameters * timetable.kept,
     )
 

@@ -73,6 +73,11 @@ class TrainSection(BaseModel):
     branches: tuple[Count, ...] = Field(
         (), description="for wsd: budgets in tokens at which a decayed copy is evaluated, besides train.tokens"
     )
+    optimiser: Literal["adamw", "muon"] = Field(
+        "adamw",
+        description="adamw, or muon (arXiv 2502.16982): Muon for the matrices of the blocks, with updates as large as "
+        "AdamW's, and AdamW for the rest; needs torch 2.9 or newer",
+    )
     betas: tuple[Beta, Beta] = Field((0.9, 0.95), description="decay rates of Adam's moments")
     eps: Number = Field(1e-8, gt=0, description="Adam's epsilon, the same for all architectures")
     weight_decay: Number = Field(0.1, ge=0, description="decoupled weight decay, on matrices (our choice)")
@@ -166,6 +171,14 @@ class TrainSection(BaseModel):
     def _shards_are_asked_for(self) -> "TrainSection":
         if self.shard is not None and self.parallel != "fsdp":
             raise ConfigError("train.shard needs train.parallel = fsdp; set that, or remove train.shard.")
+        return self
+
+    @model_validator(mode="after")
+    def _muon_has_whole_matrices(self) -> "TrainSection":
+        if self.optimiser == "muon" and self.parallel == "fsdp":
+            raise ConfigError(
+                "train.optimiser = muon needs whole matrices in each process; use train.parallel = ddp, or adamw."
+            )
         return self
 
     @model_validator(mode="after")
