@@ -11,6 +11,8 @@ from basecap.errors import ConfigError, describe_error, nearest
 from basecap.plugins import registering_module
 
 T = TypeVar("T")
+#: Place of a class that is in no file.
+SESSION = "this session"
 
 
 class Registry(Generic[T]):
@@ -34,11 +36,13 @@ class Registry(Generic[T]):
     def add(self, name: str, entry: T, defined_by: type | Callable, module: str | None = None) -> None:
         """Register `entry` under `name`; raises ConfigError when the name is taken.
 
+        A class of a notebook takes the place of an earlier one of that notebook, as when its cell runs again.
         Its module is `module`, by default that of `defined_by`, or the plugin that imports it from beside itself.
         """
         if name in self._entries:
-            places = f"{source_location(self._defined_by[name])} and {source_location(defined_by)}"
-            raise ConfigError(f"{self.kind} {name!r} is registered twice: {places}; rename one.")
+            before, now = source_location(self._defined_by[name]), source_location(defined_by)
+            if not before == now == SESSION:
+                raise ConfigError(f"{self.kind} {name!r} is registered twice: {before} and {now}; rename one.")
         self._entries[name] = entry
         self._defined_by[name] = defined_by
         self._modules[name] = registering_module(module or defined_by.__module__)
@@ -104,5 +108,12 @@ class Registry(Generic[T]):
 
 
 def source_location(defined_by: type | Callable) -> str:
-    """Return file:line of a class or function. Takes milliseconds, as it reads the source file."""
-    return f"{inspect.getsourcefile(defined_by)}:{inspect.getsourcelines(defined_by)[1]}"
+    """Return file:line of a class or function, `SESSION` for a class that was typed into a notebook or a terminal.
+
+    Takes milliseconds, as it reads the source file.
+    """
+    try:
+        file = inspect.getsourcefile(defined_by)
+    except OSError:
+        return SESSION
+    return f"{file}:{inspect.getsourcelines(defined_by)[1]}"

@@ -17,20 +17,26 @@ ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-def test_the_example_mixer_passes_the_conformance_suite(tmp_path):
-    """That of the README is checked in the notebook, see `tests/api`."""
-    text = (ROOT / "docs/mixers.md").read_text(encoding="utf-8")
-    (code,) = re.findall(r"```python\n(# gated_average\.py\n.*?)```", text, flags=re.DOTALL)
-    plugin = tmp_path / "gated_average.py"
+@pytest.mark.parametrize(
+    ("page", "file", "names"),
+    [
+        ("README.md", "running_mean.py", ["running-mean"]),
+        ("docs/mixers.md", "gated_average.py", ["gated-average", "gated-average w/o gate"]),
+    ],
+)
+def test_the_example_mixers_pass_the_conformance_suite(page, file, names, tmp_path):
+    text = (ROOT / page).read_text(encoding="utf-8")
+    (code,) = re.findall(rf"```python\n(# {re.escape(file)}\n.*?)```", text, flags=re.DOTALL)
+    plugin = tmp_path / file
     plugin.write_text(code)
     load_plugin(plugin)
-    for name in ("gated-average", "gated-average w/o gate"):
+    for name in names:
         report = check_mixer(name)
         assert report.checks and not report.failures, report.failures
 
 
 def test_the_mixer_of_check_new_is_that_of_the_readme(tmp_path, monkeypatch):
-    monkeypatch.delitem(mixers.ARCHITECTURES._entries, "running-mean", raising=False)  # of the notebook
+    monkeypatch.delitem(mixers.ARCHITECTURES._entries, "running-mean", raising=False)  # of the test above
     assert write_mixer(tmp_path / "running_mean.py") == "running-mean"
     assert f"```python\n{(tmp_path / 'running_mean.py').read_text()}```" in README
 

@@ -1,6 +1,8 @@
 """Registries: entries of installed packages, and what is wrong with a package."""
 
+import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -22,3 +24,17 @@ def test_a_package_that_cannot_be_imported_is_named(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(install(tmp_path, "0.1", "1 / 0\n").parent)
     with pytest.raises(ConfigError, match=r"^package fancy-mixers cannot be imported: ZeroDivisionError: .*uninstall"):
         Registry("mixer", "basecap.mixers", "mixers").names()
+
+
+def test_a_class_of_a_notebook_takes_the_place_of_an_earlier_one(monkeypatch):
+    session = ModuleType("__main__")
+    monkeypatch.setitem(sys.modules, "__main__", session)
+    registry: Registry[int] = Registry("mixer", "basecap.api")
+    for number in (1, 2):  # a cell that runs twice
+        exec("class Own: pass", vars(session))
+        registry.add("own", number, session.Own)
+    assert registry.get("own") == 2 and registry.origin("own") == "this session"
+    with pytest.raises(
+        ConfigError, match=r"'own' is registered twice: this session and .*registry\.py:\d+; rename one"
+    ):
+        registry.add("own", 3, Registry)

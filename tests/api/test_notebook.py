@@ -49,30 +49,24 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Played]:
     names: dict[str, Any] = {}
     with pytest.MonkeyPatch.context() as patch, contextlib.chdir(place):
         patch.setattr("basecap.run.training_job._stored", lambda *given: None)  # no leak test in a new process
-        patch.delitem(mixers.ARCHITECTURES._entries, "running-mean", raising=False)  # of other tests
-        for name, cell in code_cells(NOTEBOOK).items():
+        cells = code_cells(NOTEBOOK)
+        assert cells.pop("install").startswith("%pip install")
+        for name, cell in cells.items():
             if name == "study":  # in so few steps no model is better than a bigram model
                 records = StudyRecords(place / "runs" / "notebook")
                 records.write_environment({**records.environment(), "bigram_loss": 50.0})
-            if name != "install":
-                displayed[name] = play(cell, names)
+            displayed[name] = play(cell, names)
             if name == "choice":
                 names |= {"STUDY": "tiny.yaml", "OPTIONS": "--device cpu"}
     yield Played(place, displayed, names)
 
 
-def test_the_notebook_writes_the_mixer_of_the_readme_and_installs_before(played):
-    readme = (NOTEBOOK.parent.parent / "README.md").read_text(encoding="utf-8")
-    assert f"```python\n{(played.place / 'running_mean.py').read_text()}```" in readme
-    assert next(iter(code_cells(NOTEBOOK).items()))[0] == "install"
-
-
 def test_the_notebook_shows_the_gap_inline(played):
     findings = played.displayed["study"]._repr_html_()
-    assert "<h3>tiny</h3>" in findings and "<td" in findings and "running-mean" in findings
+    assert "<h3>tiny</h3>" in findings and "<td" in findings and "fading-mean" in findings
     for name in ("figure", "along"):
         picture = ElementTree.fromstring(played.displayed[name]._repr_mimebundle_()["image/svg+xml"])
-        assert "running-mean" in "".join(picture.itertext())
+        assert "fading-mean" in "".join(picture.itertext())
 
 
 def test_the_page_about_python_runs(played, capsys):
@@ -117,10 +111,10 @@ def test_an_unfinished_run_has_the_models_of_its_stored_steps(played, tmp_path):
 
 
 def test_a_plugin_that_is_not_given_is_named(played, monkeypatch):
-    run = played.place / "runs" / "notebook" / "runs" / "running-mean-s0"
-    monkeypatch.delitem(sys.modules, "basecap_plugin_running_mean")
-    monkeypatch.delitem(mixers.ARCHITECTURES._entries, "running-mean")
-    with pytest.raises(ConfigError, match=r"a plugin that is not given; add plugins=\['running_mean\.py'\]\.$"):
+    run = played.place / "runs" / "notebook" / "runs" / "fading-mean-s0"
+    monkeypatch.delitem(sys.modules, "basecap_plugin_fading_mean")
+    monkeypatch.delitem(mixers.ARCHITECTURES._entries, "fading-mean")
+    with pytest.raises(ConfigError, match=r"a plugin that is not given; add plugins=\['fading_mean\.py'\]\.$"):
         basecap.load(run)
 
 
@@ -133,5 +127,5 @@ def test_what_cannot_be_scored_is_refused(played):
     assert trained.tokens("").tolist() == [[trained.tokenizer.end_of_text]]
     assert (
         repr(trained)
-        == f"TrainedModel(running-mean, seed 0, step 20, {trained.network.parameters_count():,} parameters, cpu)"
+        == f"TrainedModel(fading-mean, seed 0, step 20, {trained.network.parameters_count():,} parameters, cpu)"
     )
