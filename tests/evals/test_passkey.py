@@ -11,6 +11,7 @@ import torch
 from basecap.data.tokenizer import byte_tokenizer
 from basecap.errors import ConfigError, DataError
 from basecap.evals import _needles, build_evaluation, passkey
+from basecap.evals._deployed import deployed
 from basecap.evals._needles import Prompts, Words, fingerprint
 from basecap.models.config import model_config
 from basecap.models.language_model import LanguageModel
@@ -115,3 +116,10 @@ def test_what_cannot_be_asked_is_refused(context, monkeypatch):
     assert build().missing() == (_needles.LACKS,)
     with pytest.raises(ConfigError, match="needs the word list of wonderwords"):
         build().refuse_missing()
+
+
+def test_a_model_that_trains_in_16_bits_answers_as_a_copy_in_16_bits(context, model):
+    low = deployed(model, replace(context, autocast=partial(torch.autocast, "cpu", torch.bfloat16)))
+    assert {parameter.dtype for parameter in low.parameters()} == {torch.bfloat16}
+    assert deployed(model, context) is model and model.embedding.weight.dtype == torch.float32
+    torch.testing.assert_close(low.embedding.weight.float(), model.embedding.weight, rtol=2**-8, atol=0)
