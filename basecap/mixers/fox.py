@@ -41,6 +41,8 @@ class Fox(Mixer):
     normalised per head with a gain; the output of each head is normalised and gated by the input.
     """
 
+    takes_lengths = True
+
     class Config(MixerConfig):
         """Options of the Forgetting Transformer."""
 
@@ -84,7 +86,7 @@ class Fox(Mixer):
         if self.q_gain is not None and self.k_gain is not None:
             q, k = rms_norm(q) * self.q_gain.to(q.dtype), rms_norm(k) * self.k_gain.to(k.dtype)
         if self.config.position == "rope":
-            start = 0 if cache is None else cache.length
+            start = 0 if cache is None else cache.start
             positions = start + torch.arange(x_BTD.shape[1], device=x_BTD.device)
             positions = positions if segments is None else positions_of(segments)
             q, k = (rotary(x, positions, self.config.rope_base) for x in (q, k))
@@ -121,10 +123,12 @@ class Fox(Mixer):
 
     def step(self, x_B1D: Tensor, cache: Cache) -> Tensor:
         """Attend from one more token to the cache."""
+        start = cache.start
         q, k, v, log_decay = self._inputs(x_B1D, cache=cache)
         remember(cache, {"k": k, "v": v, "log_decay": log_decay})
-        k, v = (cache.tensors[name][:, : cache.length].to(q.dtype) for name in ("k", "v"))
-        o_B1HV = forgetting_attention_step(q, k, v, cache.tensors["log_decay"][:, : cache.length])
+        k, v, log_decay = (cache.tensors[name][:, : cache.length] for name in ("k", "v", "log_decay"))
+        visible = None if cache.lengths is None else torch.arange(cache.length, device=k.device) <= start
+        o_B1HV = forgetting_attention_step(q, k.to(q.dtype), v.to(q.dtype), log_decay, visible_BS=visible)
         return self._finish(o_B1HV, x_B1D)
 
     def prefill(self, x_BTD: Tensor, cache: Cache) -> Tensor:

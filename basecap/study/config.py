@@ -76,7 +76,8 @@ class StudyConfig(Section):
         min_length=1, description="the architectures to compare: names, or entries with the keys below"
     )
     any_architecture: bool = Field(
-        False, description="whether --only takes any name of `basecap list mixers`, also one that is not listed here"
+        False,
+        description="whether --only and reference take any name of `basecap list mixers`, also one not listed here",
     )
     reference: str = Field("transformer++", description="the architecture the others are compared with")
     evals: tuple[str | dict[str, Any], ...] = Field(
@@ -268,6 +269,8 @@ def load_study(study: str, settings: Sequence[str] = (), scale: str | None = Non
     if config.reference not in names and config.task is None:
         for entry in config.architectures:  # a misspelt name is reported as such, not as a missing reference
             _check_architecture(entry)
+        if config.any_architecture:
+            return with_named(config, [config.reference])
         other = (difflib.get_close_matches(config.reference, names, n=1) or names)[0]
         raise ConfigError(
             f"study {study}: the reference {config.reference!r} is not among the architectures; add it to them, or "

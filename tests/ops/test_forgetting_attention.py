@@ -97,8 +97,12 @@ def test_gates_that_are_closed_leave_the_token_itself():
 
 def test_a_step_is_the_last_row():
     q, k, v, log_decay = inputs(T=40)
-    expected = reference.attention(q, k, v, log_decay, 8**-0.5)[:, -1:]
-    torch.testing.assert_close(forgetting_attention_step(q[:, -1:], k, v, log_decay), expected)
+    expected = reference.attention(q, k, v, log_decay, 8**-0.5)
+    torch.testing.assert_close(forgetting_attention_step(q[:, -1:], k, v, log_decay), expected[:, -1:])
+    last = torch.tensor([20, 39])  # of each row
+    visible = torch.arange(40) <= last[:, None]
+    step = forgetting_attention_step(q[[0, 1], last][:, None], k, v, log_decay, visible_BS=visible)
+    torch.testing.assert_close(step, expected[[0, 1], last][:, None])
 
 
 def test_tiles_of_the_kernel_are_those_the_gates_leave_open():

@@ -342,6 +342,13 @@ def test_anchors_may_stand_under_a_key_of_their_own(tmp_path):
         load_study(str(path), ["x-large=1"])
 
 
+def test_the_reference_is_any_architecture_where_the_study_takes_any():
+    study = load_study("limited-zoo", ["reference=transformer++ gated"])
+    assert [entry.name for entry in study.architectures][-1] == "transformer++ gated"
+    with pytest.raises(ConfigError, match=r"no architecture 'transformer\+': did you mean 'transformer\+\+'"):
+        load_study("limited-zoo", ["reference=transformer+"])
+
+
 def test_an_unknown_architecture_is_named_before_the_reference():
     with pytest.raises(ConfigError, match=r"architecture 'nope': unknown mixer 'nope': see `basecap list mixers`"):
         load_study("quickstart", ["architectures=[nope]"])

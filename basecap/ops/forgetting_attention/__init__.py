@@ -6,7 +6,7 @@ from basecap.errors import ConfigError
 from basecap.ops._dispatch import choose, families
 from basecap.ops._influence import Influence, wide
 from basecap.ops._shapes import check_devices, check_floating, check_scale, check_segments, finite_log_decay
-from basecap.ops.attention import eager as attention_eager
+from basecap.ops.attention import attention_step
 from basecap.ops.forgetting_attention import eager, flex_kernels, reference
 
 __all__ = ["forgetting_attention", "forgetting_attention_step", "influence"]
@@ -73,7 +73,13 @@ def influence(
 
 
 def forgetting_attention_step(
-    q_B1HK: Tensor, k_BSHK: Tensor, v_BSHV: Tensor, log_decay_BSH: Tensor, *, scale: float | None = None
+    q_B1HK: Tensor,
+    k_BSHK: Tensor,
+    v_BSHV: Tensor,
+    log_decay_BSH: Tensor,
+    *,
+    scale: float | None = None,
+    visible_BS: Tensor | None = None,
 ) -> Tensor:
     """Attend from the last of S tokens to all of them: the last row of `forgetting_attention`.
 
@@ -83,6 +89,7 @@ def forgetting_attention_step(
         v_BSHV: values.
         log_decay_BSH: logarithms of the forget gates of all tokens, at most 0.
         scale: positive factor of the scores; 1/sqrt(K) when None.
+        visible_BS: bool, which tokens the query sees, from the first one on; all when None.
 
     Returns:
         [B, 1, H, V] in the dtype of q.
@@ -94,10 +101,11 @@ def forgetting_attention_step(
         raise ConfigError(f"q {list(q_B1HK.shape)} must have one token; a step takes one at a time.")
     scale = _check(q_B1HK, k_BSHK, v_BSHV, log_decay_BSH, scale, queries=1)
     log_decay = finite_log_decay(log_decay_BSH)
+    if visible_BS is not None:
+        log_decay = log_decay.masked_fill(~visible_BS[..., None], 0.0)
     # Summed from the end, where the weights that count are.
     bias_BSH = log_decay.flip(1).cumsum(1).flip(1) - log_decay
-    q, k, v = (x.transpose(1, 2) for x in (q_B1HK, k_BSHK, v_BSHV))
-    return attention_eager.biased(q, k, v, bias_BSH.transpose(1, 2)[:, :, None], scale, False).transpose(1, 2)
+    return attention_step(q_B1HK, k_BSHK, v_BSHV, scale=scale, bias_HS=bias_BSH.mT, visible_BS=visible_BS)
 
 
 def _check(
