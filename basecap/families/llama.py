@@ -2,9 +2,15 @@
 
 from collections.abc import Iterator
 
-from basecap.errors import ConfigError
 from basecap.families._contract import Family, ModelFile, WeightRow, ends, family, joined, same
 from basecap.models import LayerConfig, ModelConfig, model_config
+
+#: Our names of SwiGLU to theirs.
+SWIGLU = {
+    "feed_forward.gate": "mlp.gate_proj",
+    "feed_forward.up": "mlp.up_proj",
+    "feed_forward.down": "mlp.down_proj",
+}
 
 
 @family("llama", "mistral")
@@ -17,12 +23,7 @@ class Llama(Family):
         """Return transformer++ in the backbone swiglu, with the published widths."""
         published.require({"hidden_act": "silu", "attention_bias": False, "mlp_bias": False})
         hidden, heads = published.whole("hidden_size"), published.whole("num_attention_heads")
-        width = published.values.get("head_dim") or hidden // heads
-        if width * heads != hidden:
-            raise ConfigError(
-                f"this {published.kind} has {heads} heads of {width} channels at width {hidden}, and basecap's heads "
-                "divide the width; import another one."
-            )
+        published.require_heads(published.values.get("head_dim") or hidden // heads)
         base, _ = published.rotary()
         options = {"heads": heads, "kv_heads": published.whole("num_key_value_heads", heads), "rope_base": base}
         if published.values.get("sliding_window") is not None:
@@ -47,13 +48,10 @@ class Llama(Family):
             "mixer_norm": "input_layernorm",
             "feed_forward_norm": "post_attention_layernorm",
             "mixer.out": "self_attn.o_proj",
-            "feed_forward.gate": "mlp.gate_proj",
-            "feed_forward.up": "mlp.up_proj",
-            "feed_forward.down": "mlp.down_proj",
         }
         for index in range(model.depth):
             block, layer = f"blocks.{index}", f"model.layers.{index}"
             parts = [f"{layer}.self_attn.{part}_proj.weight" for part in "qkv"]
             yield joined(f"{block}.mixer.project.qkv.weight", *parts)
-            for name, other in names.items():
+            for name, other in (names | SWIGLU).items():
                 yield same(f"{block}.{name}.weight", f"{layer}.{other}.weight")

@@ -13,6 +13,7 @@ from markupsafe import escape
 from basecap.analysis.results import AnswerRow, EvaluationRow, StudyResults, TaskResults, TextResults
 from basecap.analysis.rows import Estimate, Interval
 from basecap.records.token_classes import CLASSES
+from basecap.report.imported import imported_tables
 from basecap.report.parts_text import origin_text
 from basecap.report.published import published_numbers
 from basecap.report.scores import ScoreTable, score_table
@@ -113,6 +114,8 @@ def _text(study: TextResults) -> Iterator[Sheet]:
     yield Sheet("documents", ["domain", "documents", "tokens", "bytes"], documents)
     if (scores := score_table(study)) is not None:
         yield _scores(scores)
+    for name, table in zip(("imported", "imported-evaluations"), imported_tables(study) or (), strict=False):
+        yield Sheet(name, table.header, table.rows)
 
 
 def _scores(table: ScoreTable) -> Sheet:

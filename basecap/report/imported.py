@@ -11,13 +11,17 @@ from basecap.analysis.rows import grouped
 ELSEWHERE = "imported, trained elsewhere"
 
 
+#: What a cell of these tables holds.
+Entry = str | int | float | None
+
+
 @dataclass(frozen=True, kw_only=True)
 class ImportedTable:
     """A table: names of columns, and rows; the first `words` cells of each are words, the others numbers."""
 
     header: list[str]
     words: int
-    rows: list[list[str]]
+    rows: list[list[Entry]]
 
 
 def imported_tables(study: TextResults) -> tuple[ImportedTable, ImportedTable] | None:
@@ -27,7 +31,7 @@ def imported_tables(study: TextResults) -> tuple[ImportedTable, ImportedTable] |
     domains = [*study.train_domains, *study.ood_domains]
     losses = [_own_losses(name, study, domains) for name in study.names]
     losses += [_imported_losses(found, domains) for found in study.imported]
-    header = ["model", "trained", "parameters", "state (KiB)", *domains]
+    header = ["model", "trained", "parameters", "state, bytes", *domains]
     return ImportedTable(header=header, words=2, rows=[row for row in losses if row]), _others(study)
 
 
@@ -36,7 +40,7 @@ def own_tokenizers(study: TextResults) -> list[str]:
     return [found.name for found in study.imported if found.origin.get("tokenizer") != "study"]
 
 
-def _own_losses(name: str, study: TextResults, domains: list[str]) -> list[str]:
+def _own_losses(name: str, study: TextResults, domains: list[str]) -> list[Entry]:
     """Return the row of an architecture: means over its runs at their last evaluation points; none without runs."""
     runs = [run for run in study.runs if run.name == name]
     last = {point.seed: point for point in study.points if point.name == name}
@@ -45,24 +49,17 @@ def _own_losses(name: str, study: TextResults, domains: list[str]) -> list[str]:
     tokens = max(point.tokens for point in last.values())
     bits = [[point.domains[domain].bits_per_byte for point in last.values()] for domain in domains]
     trained = f"{len(last)} {'run' if len(last) == 1 else 'runs'}, {tokens:,} tokens"
-    return [name, trained, *_costs(runs[0].parameters, runs[0].state_bytes), *map(_mean, bits)]
+    return [name, trained, runs[0].parameters, runs[0].state_bytes, *map(_mean, bits)]
 
 
-def _imported_losses(found: ImportedRow, domains: list[str]) -> list[str]:
+def _imported_losses(found: ImportedRow, domains: list[str]) -> list[Entry]:
     bits = [found.domains[domain].bits_per_byte if domain in found.domains else None for domain in domains]
-    return [found.name, ELSEWHERE, *_costs(found.parameters, found.state_bytes), *(_mean([one]) for one in bits)]
+    return [found.name, ELSEWHERE, found.parameters, found.state_bytes, *bits]
 
 
-def _costs(parameters: int | None, state_bytes: int | None) -> tuple[str, str]:
-    return (
-        "–" if parameters is None else f"{parameters:,}",
-        "–" if state_bytes is None else f"{state_bytes / 1024:,.0f}",
-    )
-
-
-def _mean(values: Iterable[float | None]) -> str:
+def _mean(values: Iterable[float | None]) -> float | None:
     known = [value for value in values if value is not None]
-    return f"{fmean(known):.3f}" if known else "–"
+    return fmean(known) if known else None
 
 
 def _others(study: TextResults) -> ImportedTable:
@@ -71,7 +68,7 @@ def _others(study: TextResults) -> ImportedTable:
     own = grouped([row for found in study.evaluations for row in found.rows], _key)
     names = [name for name in study.names if any(row.name == name for rows in own.values() for row in rows)]
     names += [found.name for found in study.imported]
-    rows = []
+    rows: list[list[Entry]] = []
     for key, found in wanted.items():
         values = grouped([*own.get(key, []), *found], lambda row: row.name)
         means = [_mean([row.value for row in values.get(name, [])]) for name in names]

@@ -18,6 +18,7 @@ from basecap.families import bring_in
 from basecap.families.bring_in import import_model
 from basecap.records import RunRecords, StudyRecords
 from basecap.report import write_report
+from basecap.report.export import sheets
 from basecap.report.imported import ELSEWHERE, imported_tables
 from basecap.run.executors import Resources
 from basecap.run.stored_weights import evaluate_directory
@@ -90,6 +91,9 @@ def test_imported_models_are_measured_and_stand_beside_own_ones(study: Path, tmp
         ["tiny-bpe", ELSEWHERE],
     ]
     assert others.header[3:] == ["transformer++", "bytes", "tiny-bpe"] and len(others.rows) == 3
+    assert all(isinstance(cell, float) for row in costs.rows for cell in row[4:])
+    names = [sheet.name for sheet in sheets(found)]
+    assert names[names.index("imported") :][:2] == ["imported", "imported-evaluations"]
     page = report.page.read_text()
     assert "<h2>Imported models</h2>" in page and "tokens differ: tiny-bpe has its own tokenizer." in page
 

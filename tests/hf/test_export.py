@@ -77,6 +77,16 @@ def test_what_is_loaded_continues_a_text_as_the_run_does(folder: Path, study: St
     assert loaded.generation_config.eos_token_id == 256 == tokenizer.pad_token_id
 
 
+def test_large_weights_are_several_files_with_an_index(study: StudyRecords, tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(exporting, "LARGEST_FILE", "10KB")
+    made = Path(export(study.run("transformer++", 0).path, str(tmp_path / "x")))
+    files = {*json.loads((made / "model.safetensors.index.json").read_text())["weight_map"].values()}
+    assert len(files) > 1 and all((made / name).is_file() for name in files)
+    ours = load_model(study.run("transformer++", 0).resume).state_dict()
+    loaded = AutoModelForCausalLM.from_pretrained(made).model.state_dict()
+    assert all(torch.equal(value, ours[name]) for name, value in loaded.items()) and loaded.keys() == ours.keys()
+
+
 @pytest.mark.parametrize("kind", ["bytes", "bpe"])
 def test_the_tokenizer_gives_our_ids(kind: str, tmp_path: Path):
     ours = byte_tokenizer() if kind == "bytes" else train_bpe([" ".join(WORDS["prose"])] * 20, 300)
