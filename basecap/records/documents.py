@@ -9,6 +9,7 @@ Archived records may have a file per step, an .npz of these arrays. They are rea
 """
 
 import contextlib
+import hashlib
 import json
 import os
 import struct
@@ -38,6 +39,8 @@ DAMAGED = (
 #: The header of a block, and what kinds there are.
 HEAD = struct.Struct("<4sqII")
 DOCUMENTS, NATS = b"docs", b"nats"
+#: Of each file that this process has appended to: its state afterwards, and the digest of the documents described last.
+_APPENDED: dict[Path, tuple[tuple[int, int, int], bytes]] = {}
 
 
 @dataclass(frozen=True)
@@ -83,7 +86,7 @@ class History:
 def append_losses(path: Path, step: int, losses: dict[str, DocumentLosses]) -> None:
     """Append the losses at a step, and the documents where they are others than before: all or nothing.
 
-    Of what is there, the headers are read, and the last block of each kind.
+    Of what another process wrote, the headers are read, and the last block of each kind.
 
     Raises:
         DataError: the file cannot be written or is damaged.
@@ -93,11 +96,12 @@ def append_losses(path: Path, step: int, losses: dict[str, DocumentLosses]) -> N
     columns = [getattr(part, name).astype("<i8") for name in ("tokens", "bytes", "clusters") for part in parts]
     documents = json.dumps(head).encode() + b"\n" + b"".join(column.tobytes() for column in columns)
     nats = b"".join(part.nats.astype("<f8").tobytes() for part in parts)
+    digest = hashlib.sha256(documents).digest()
     with _naming_damage(path):
-        last = _last_blocks(path)
-    known = DOCUMENTS in last and last[DOCUMENTS].content == documents
-    new = b"" if known else _block(DOCUMENTS, 0, documents)
-    append(path, new + _block(NATS, step, nats), max((block.end for block in last.values()), default=0))
+        end, described = _end(path)
+    new = b"" if described == digest else _block(DOCUMENTS, 0, documents)
+    append(path, new + _block(NATS, step, nats), end)
+    _APPENDED[path] = _state(path), digest
 
 
 def read_losses(path: Path, steps: Iterable[int]) -> list[History]:
@@ -198,10 +202,29 @@ def _blocks(content: bytes) -> Iterator[_Block]:
         yield _checked(head, whole[head.start : head.end])
 
 
-def _last_blocks(path: Path) -> dict[bytes, _Block]:
-    """Return the last finished block of each kind, none where there is no file; raises ValueError for a damaged one."""
+def _state(path: Path) -> tuple[int, int, int]:
+    """Return size, inode and time of a file, which change with its content."""
+    found = path.stat()
+    return found.st_size, found.st_ino, found.st_mtime_ns
+
+
+def _end(path: Path) -> tuple[int, bytes]:
+    """Return where the finished blocks of a file end, and the digest of the documents described last, b"" without any.
+
+    Raises ValueError where what this process did not write itself is damaged.
+    """
     if not path.exists():
-        return {}
+        return 0, b""
+    state, described = _APPENDED.get(path, (None, b""))
+    if state == _state(path):
+        return state[0], described
+    last = _last_blocks(path)
+    described = hashlib.sha256(last[DOCUMENTS].content).digest() if DOCUMENTS in last else b""
+    return max((block.end for block in last.values()), default=0), described
+
+
+def _last_blocks(path: Path) -> dict[bytes, _Block]:
+    """Return the last finished block of each kind in a file; raises ValueError for a damaged one."""
     with open_file(path) as file:
 
         def part(start: int, end: int) -> bytes:

@@ -27,6 +27,7 @@ from basecap.system.files import (
     write_json,
     writing,
 )
+from basecap.system.foreign import refuse_link
 from basecap.system.place import Place
 
 #: How far a run is; an imported model was trained elsewhere.
@@ -274,6 +275,7 @@ class RunRecords:
     def append_documents(self, eval: str, step: int, losses: dict[str, DocumentLosses]) -> None:
         """Append the losses of single documents by subset; raises DataError when they cannot be written."""
         self.refuse_left()
+        refuse_link(self.path / "documents")
         append_losses(self._documents_path(eval), step, losses)
 
     def documents(self, eval: str, steps: Iterable[int]) -> list[History]:
@@ -283,6 +285,7 @@ class RunRecords:
     def write_maps(self, eval: str, step: int, maps: Maps) -> None:
         """Write the maps of an evaluation at a step."""
         self.refuse_left()
+        refuse_link(self.path / "maps")
         write_maps(self.path / "maps" / f"{safe_name(eval)}-{step}.npz", maps)
 
     def maps(self) -> dict[str, Maps]:

@@ -5,10 +5,12 @@ import os
 import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from basecap.errors import ConfigError, DataError, LostDirectory
 from basecap.records import StudyRecords
+from basecap.records.documents import DocumentLosses
 from basecap.records.measured import Declaration
 from basecap.system.files import read_json
 from tests.records.made_up import STUDY, record, run_info
@@ -176,11 +178,18 @@ def test_declarations_environment_and_report(records):
     assert page.read_text() == "<p>ä</p>" and (records.path / "figures" / "one.svg").exists()
 
 
-def test_figures_are_not_written_through_a_link(records, tmp_path_factory):
-    elsewhere = tmp_path_factory.mktemp("elsewhere")
-    (records.path / "figures").symlink_to(elsewhere)
-    with pytest.raises(DataError, match="figures is a link, through which nothing is written"):
-        records.write_report("<p>", {"one.svg": b"<svg>"})
+def test_nothing_is_written_through_a_linked_folder(records, tmp_path_factory):
+    elsewhere, run = tmp_path_factory.mktemp("elsewhere"), records.run("a", 0)
+    run.write_info(run_info("a"))
+    losses = {"code": DocumentLosses(*np.ones((3, 3)))}
+    for folder, write in (
+        (records.path / "figures", lambda: records.write_report("<p>", {"one.svg": b"<svg>"})),
+        (run.path / "documents", lambda: run.append_documents("domain-loss", 1, losses)),
+        (run.path / "maps", lambda: run.write_maps("influence-map", 1, {})),
+    ):
+        folder.symlink_to(elsewhere)
+        with pytest.raises(DataError, match=f"{folder.name} is a link, through which nothing is written"):
+            write()
     assert not list(elsewhere.iterdir())
 
 
