@@ -28,6 +28,8 @@ from basecap.run.sharing import MOST
 from basecap.system.files import read_json, real_path, write_json
 from basecap.system.progress import progress
 
+#: The options of sbatch that Slurm took last, below the directory of a study.
+SETTINGS = Path("slurm", "settings.json")
 #: Seconds between two looks at the queue: the first ones, and at most.
 PAUSE, LONGEST_PAUSE = 0.5, 15.0
 #: Seconds after which a file that a node wrote is missing: network disks show it late.
@@ -60,7 +62,9 @@ class SlurmExecutor(Executor):
         """Take what the jobs share; raises ConfigError where a path that jobs need is missing."""
         self.execution, self.runtime, self.log = execution, runtime, runtime.log
         self.out = real_path(execution.out)
-        self.settings = self._settings(execution.on.settings)
+        held = read_json(self.out / SETTINGS) or {"settings": {}}
+        #: The options of sbatch: those that were given, else those of the last command in this directory.
+        self.settings: dict[str, str] = dict(execution.on.settings or held["settings"])
         data = execution.study.data
         text = [] if data is None or not data.path else [Path(data.path)]
         needed = [self.out, Path(sys.executable), Path(__file__), *execution.plugins, *text]
@@ -78,13 +82,6 @@ class SlurmExecutor(Executor):
         if isinstance(error, KeyboardInterrupt) and self._arrays:
             ids = " ".join(self._arrays.values())
             self.log(f"Slurm jobs {ids} go on; run the same command again to wait for them, or `scancel {ids}`.")
-
-    def _settings(self, given: Mapping[str, str]) -> dict[str, str]:
-        """Return the options of sbatch: those that were given, else those of the last command in this directory."""
-        path = self.out / "slurm" / "settings.json"
-        if given:
-            write_json(path, {"settings": dict(given)})
-        return dict(given or (read_json(path) or {"settings": {}})["settings"])
 
     def attempt(self, runs: Sequence[RunSpec]) -> Iterator[tuple[RunSpec, Trial]]:
         """Try runs in one job, see `basecap.run.trial`."""
@@ -188,6 +185,7 @@ class SlurmExecutor(Executor):
                 count //= 2
                 continue
             self._arrays[batch.path.name] = number
+            write_json(self.out / SETTINGS, {"settings": self.settings})
             self.log(f"submitted Slurm job {number}: {count} tasks to {kind} {sum(map(len, tasks[:count]))}.")
             for index, task in enumerate(tasks[:count]):
                 places.update({item["key"]: _Place(batch, index) for item in task})
