@@ -238,3 +238,37 @@ def test_the_needle_stands_anywhere():
     found = build_task("passkey", {"length": 40}).instances(0, range(6000))
     _, at = np.nonzero((found.inputs == 0) & (found.roles == Role.SEPARATOR))
     assert chisquare(np.bincount(at, minlength=23)).pvalue > LEAST
+
+
+def test_state_tracking_follows_known_products():
+    parity = build_task("parity", {"length": 200}).instances(0, range(20))
+    assert (parity.groups == np.arange(-1, 199)).all()
+    assert np.array_equal(parity.targets, parity.inputs.cumsum(axis=1) % 2)
+    a5, s5 = build_task("state-tracking-a5"), build_task("state-tracking-s5")
+    assert (a5.vocabulary, s5.vocabulary) == (60, 120)
+    # In lexicographic order 1 swaps the last two things; squared it is the identity, 0.
+    assert s5.solve(np.array([1, 1, 24]), np.arange(3)) == {0: {1}, 1: {0}, 2: {24}}
+    # Not commutative: (0 1), number 24, before and after (3 4) give one element, before and after (1 2 ...) do not.
+    swap, turn = 24, 9
+    (first,), (second,) = (s5.solve(np.array(order), np.array([1]))[1] for order in ([swap, turn], [turn, swap]))
+    assert first != second
+    found = s5.instances(0, range(500))
+    assert chisquare(np.bincount(found.targets[:, -1], minlength=120)).pvalue > LEAST
+
+
+def test_expressions_of_modular_arithmetic_have_every_shape():
+    task = build_task("modular-arithmetic", {"length": 8, "operations": 3})
+    found = task.instances(0, range(2000)).inputs[:, :7] >= 23
+    shapes, counts = np.unique(found, axis=0, return_counts=True)
+    assert len(shapes) == 5 and chisquare(counts).pvalue > LEAST  # the fourth Catalan number
+    assert task.solve(np.array([24, 25, 2, 3, 23, 4, 22, 26]), np.array([7])) == {7: {(6 - 26) % 23}}
+
+
+def test_hops_walk_along_one_cycle():
+    task = build_task("hops", {"length": 12, "nodes": 4, "hops": 3})
+    inputs = np.array([5, 9, 9, 2, 7, 5, 2, 7, 63, 9, 63, 5])
+    assert task.solve(inputs, np.array([9, 11])) == {9: {5}, 11: {7}}
+    found = task.instances(0, range(50))
+    whole = build_task("hops", {"length": 12, "nodes": 4, "hops": 4}).instances(0, range(50))
+    assert (whole.targets[whole.groups >= 0] == whole.inputs[whole.groups >= 0]).all()
+    assert (found.targets[found.groups >= 0] != found.inputs[found.groups >= 0]).all()
