@@ -112,11 +112,16 @@ def _advice(dtype: torch.dtype) -> str:
     return "look for differences of large numbers, such as exp(a) * exp(-b) for exp(a - b), and set the eps of norms"
 
 
+#: The graphs that are compiled, by how checks of them end.
+GRAPHS = ("", " with segments")
+
+
 def compilation(harness: Harness) -> Iterator[Check]:
     """Forward and backward trace into one graph each and compute the same, with packed segments too."""
     traced = torch.compile(harness.layers, backend="aot_eager_default_partitioner", fullgraph=True)
     broken = "compiled and eager disagree"
-    for packed, ids in (("", None), (" with segments", harness.segments())):
+    for packed in GRAPHS:
+        ids = harness.segments() if packed else None
         y, plain = _forward_and_backward(harness, harness.layers, ids)
         graphed_y, graphed = _forward_and_backward(harness, traced, ids)
         yield harness.same(f"compiled{packed}", graphed_y, y, broken)
