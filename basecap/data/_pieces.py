@@ -33,10 +33,10 @@ BYTE_LEVEL = Cuts(re.compile(r"(?<=[\w!-~\u3001-\u301f\uff01-\uff5e])[ \n]"), 0)
 PREPENDED = Cuts(re.compile(rf"(?<=[^\s{SPACE}]) (?=[^\s{SPACE}])"), 1)
 
 
-def pieces(text: str, cuts: Cuts | None) -> Iterator[str]:
-    """Yield the pieces of a text, the whole text if `cuts` is None."""
-    start = 0
-    while cuts is not None and (found := cuts.pattern.search(text, start + PIECE)):
+def pieces(text: str, cuts: Cuts | None, least: int | None = None) -> Iterator[str]:
+    """Yield the pieces of a text, each of at least `least` characters (default: PIECE); the whole text without cuts."""
+    start, least = 0, PIECE if least is None else least
+    while cuts is not None and (found := cuts.pattern.search(text, start + least)):
         yield text[start : found.start()]
         start = found.start() + cuts.skipped
     yield text[start:] if start else text

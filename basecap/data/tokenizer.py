@@ -27,6 +27,9 @@ END_TOKENS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[
 #: Maximum number of bytes of a tokenizer.json, and of token ids; those of large models have 40 MB and a million.
 LARGEST_FILE, LARGEST_VOCABULARY = 1 << 28, 1 << 24
 
+#: Minimum number of characters of a piece of a text that repeats itself: less than a sentence.
+REPEATED = 32
+
 #: Vocabulary size of `byte_tokenizer`: the bytes and end-of-text.
 BYTES = 257
 
@@ -130,6 +133,22 @@ class Tokenizer:
             spelled = np.array(self._spelled_end, self.dtype)
             ids = np.concatenate([spelled if number % 2 else part for number, part in enumerate(parts)])
         return ids
+
+    def encode_repeated(self, text: str, known: dict[str, np.ndarray]) -> np.ndarray:
+        """Return what `encode_document` does, sooner for texts that repeat the same sentences many times.
+
+        Args:
+            text: the text.
+            known: the tokens of pieces that were encoded before; new ones are added.
+        """
+        if self._is_bytes or self._cuts is None:
+            return self.encode_document(text)
+        found = []
+        for piece in pieces(text, self._cuts, REPEATED):
+            if piece not in known:
+                known[piece] = self.encode_document(piece)
+            found.append(known[piece])
+        return np.concatenate(found)
 
     def use_gigatoken(self, texts: Iterable[str]) -> str | None:
         """Encode documents with gigatoken, if it is installed, reads this tokenizer and gives the ids of `tokenizers`.

@@ -12,7 +12,7 @@ introduction, equal lines with the needle before one of them, and a question:
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import version
 from importlib.resources import files
@@ -125,6 +125,7 @@ class Prompts:
     tokenizer: Tokenizer
     answer: int
     depths: int | None = None
+    _known: dict[str, np.ndarray] = field(default_factory=dict, init=False)
 
     def of_lengths(self, lengths: Sequence[int], count: int, seed: int) -> Iterator[list[Sample]]:
         """Yield `count` samples of at most each length; raises DataError where not even a short one fits.
@@ -158,7 +159,7 @@ class Prompts:
             text = _text(name, number, place, lines)
             size = self._size(text, name)
             if size + self.answer <= length:
-                tokens = self.tokenizer.encode_document(text + _ANSWER.format(name=name))
+                tokens = self._encode(text + _ANSWER.format(name=name))
                 return Sample(tokens=tokens, number=number, depth=place / lines)
             if lines <= _step(length):
                 raise DataError(
@@ -170,7 +171,10 @@ class Prompts:
     def _size(self, text: str, name: str) -> int:
         """Return the tokens of a prompt that count."""
         counted = text + _ANSWER.format(name=name) if self.dialect == "ruler" else text
-        return len(self.tokenizer.encode_document(counted))
+        return len(self._encode(counted))
+
+    def _encode(self, text: str) -> np.ndarray:
+        return self.tokenizer.encode_repeated(text, self._known)
 
     def _ruler_lines(self, length: int, random: Random) -> int:
         """Return the largest number of lines that fits, by bisection."""

@@ -3,6 +3,7 @@
 import json
 from base64 import b64encode
 
+import numpy as np
 import pytest
 import tokenizers
 from hypothesis import given, settings
@@ -75,8 +76,11 @@ def composed(tokenizer: Tokenizer) -> Tokenizer:
 def test_pieces_have_the_tokens_of_the_whole(tokenizer: Tokenizer, text: str, size: int):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_pieces, "PIECE", size)
-        ids = tokenizer.encode(text)
+        patch.setattr("basecap.data.tokenizer.REPEATED", size)
+        ids, known = tokenizer.encode(text), dict[str, np.ndarray]()
+        repeated = [tokenizer.encode_repeated(text, known).tolist() for _ in range(2)]
     assert ids == tokenizer._library.encode(text, add_special_tokens=False).ids
+    assert repeated == [ids, ids]
 
 
 def test_a_long_text_is_cut_where_that_changes_nothing(monkeypatch):
