@@ -28,7 +28,7 @@ def linear_memory(
     if log_decay.dim() == 3:
         return ssd(q, k, v, log_decay, state_BHKV=state, segments=segments)
     # RWKV-6 reads before it writes: the decayed query finds what is older, and a token reads itself apart.
-    bonus, before = torch.zeros_like(q[0, 0]), (q * log_decay.exp()).to(q.dtype)
+    bonus, before = q.new_zeros(q.shape[2:]), (q * log_decay.exp()).to(q.dtype)
     o, state = wkv6(before, k, v, log_decay, bonus, state_BHKV=state, segments=segments)
     own = (q * k).sum(-1, keepdim=True, dtype=torch.promote_types(q.dtype, torch.float32))
     return o + (own * v).to(o.dtype), state
@@ -38,7 +38,7 @@ def influence(q: Tensor, k: Tensor, log_decay: Tensor) -> Influence:
     """Return q_t . (k_s prod_{s<r<=t} decay_r), the factor in front of v_s in o_t of `linear_memory`."""
     if log_decay.dim() == 3:
         return ssd_influence(q, k, log_decay)
-    older = wkv6_influence(q * log_decay.exp(), k, log_decay, torch.zeros_like(q[0, 0]))
+    older = wkv6_influence(q * log_decay.exp(), k, log_decay, q.new_zeros(q.shape[2:]))
 
     def factors(heads: slice) -> Tensor:
         found = older.factors(heads)

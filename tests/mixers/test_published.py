@@ -10,6 +10,7 @@ from tests.mixers import (
     test_published_convolutions,
     test_published_delta,
     test_published_fox,
+    test_published_hybrids,
     test_published_mamba,
     test_published_rwkv,
 )
@@ -20,6 +21,7 @@ TABLES = {
     **test_published_convolutions.TABLES,
     **test_published_delta.TABLES,
     **test_published_fox.TABLES,
+    **test_published_hybrids.TABLES,
     **test_published_mamba.TABLES,
     **test_published_rwkv.TABLES,
 }

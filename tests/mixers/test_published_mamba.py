@@ -143,6 +143,9 @@ TABLES = {
     "mamba-2 decay none": two(*CONVOLUTION, GAIN),
     "mamba-2 decay none w/o conv": two(GAIN),
     "mamba-3": Table(source=MAMBA_3, rows=THREE),
+    "mamba-3 w/o rotation": Table(source=MAMBA_3, rows=THREE),
+    "mamba-3 w/o trapezoid": Table(source=MAMBA_3, rows=THREE),
+    "mamba-3 heavy tail": Table(source=MAMBA_3, rows=THREE),
 }
 
 
