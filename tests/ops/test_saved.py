@@ -27,3 +27,18 @@ def test_checkpointing_never_chooses_twice(op, eager, kept, monkeypatch):
     assert calls == ["layer", "choose", "layer"]
     for x, y in zip(found, torch.autograd.grad(layer(*leaves), leaves, do, allow_unused=True), strict=True):
         assert (x is None and y is None) or torch.equal(x, y)
+
+
+def test_a_compiled_layer_that_is_recomputed_keeps_its_choice(monkeypatch):
+    q, k, v, do = torch.randn(4, 1, 50, 2, 32, generator=torch.Generator().manual_seed(0)).unbind()
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    calls = []
+    choose = chunk_eager.choose
+    monkeypatch.setattr(chunk_eager, "choose", lambda *a: calls.append("choose") or choose(*a))
+    layer = torch.compile(lambda q, k, v: top1_chunk(q, k, v, backend="eager").sin(), backend="aot_eager")
+    o = torch.utils.checkpoint.checkpoint(layer, *leaves, use_reentrant=False, context_fn=keep_choice)
+    found = torch.autograd.grad(o, leaves, do)
+    assert calls == ["choose"]
+    plain = torch.autograd.grad(top1_chunk(*leaves, backend="eager").sin(), leaves, do)
+    for x, y in zip(found, plain, strict=True):
+        torch.testing.assert_close(x, y)
