@@ -17,6 +17,8 @@ def load_run(
         load_plugin(Path(plugin).expanduser())
     directory = Path(run).expanduser()
     info = info_of(directory)
+    if info.imported:
+        return load_trained(directory, device=device)
     if step is None and not info.finished:
         stored = ", ".join(map(str, stored_weights(RunRecords(directory))))
         way_out = f", or load the weights of a step with step= ({stored})" if stored else ""

@@ -62,7 +62,10 @@ def export(run: Path, to: str) -> str:
 
 def write_folder(run: Path, folder: Path) -> None:
     """Write weights, configurations, tokenizer, plugins and card into an empty folder; raises as `export` does."""
-    trained, info, records = load_trained(run, device="cpu"), info_of(run), RunRecords(run)
+    info, records = info_of(run), RunRecords(run)
+    if info.imported:
+        raise ConfigError(f"{run} was trained elsewhere; give transformers the folder that it came from.")
+    trained = load_trained(run, device="cpu")
     network, tokenizer, described = trained.network, trained.tokenizer, trained.network.config
     held = StudyRecords(records.study)
     study = validate(held.study(), str(held.path / "study.yaml"))

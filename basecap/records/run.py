@@ -122,6 +122,11 @@ class RunInfo(Machine):
         return self.status == "finished"
 
     @property
+    def imported(self) -> bool:
+        """Whether it is a model that was trained elsewhere."""
+        return self.status == "imported"
+
+    @property
     def series(self) -> str:
         """Name of its entry in the study; a run is named after its task too where a study has many tasks."""
         return self.architecture or self.name

@@ -181,8 +181,9 @@ def evaluate_directory(
         DataError: the data does not hold what is measured, or records that cannot be read.
         Interrupted: SIGINT, SIGTERM or SIGHUP; the numbers of finished evaluations are recorded.
     """
-    alone = RunRecords(path).info() is not None
-    records = StudyRecords(RunRecords(path).study if alone else path)
+    info = RunRecords(path).info()
+    alone = info is not None and not info.imported
+    records = StudyRecords(path if info is None else RunRecords(path).study)
     before, held = records.study(), held_study(records)
     study = with_evaluations(held, [_entry(text, at, held) for text in add], records.path)
     names = select(study, only) & {*only} if only else select(study, only)  # no reference unless it is named

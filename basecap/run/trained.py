@@ -190,7 +190,7 @@ def info_of(run: Path) -> RunInfo:
 
 
 def load_trained(run: Path, *, step: int | None = None, device: str | None = None) -> TrainedModel:
-    """Return the model in `run` (DIR/runs/NAME-sSEED) with its tokenizer, finished or not.
+    """Return the model in `run` (DIR/runs/NAME-sSEED, or DIR/imported/NAME) with its tokenizer, finished or not.
 
     Logs a warning if its architecture failed checks before it trained: it may decode other than it trains.
 
@@ -213,6 +213,8 @@ def load_trained(run: Path, *, step: int | None = None, device: str | None = Non
     from basecap.train.checkpoint import load_stored, stored_config
 
     records = RunRecords(run)
+    if info.imported:
+        return _load_imported(records, info, environment.choose_device(device))
     refuse_other_plugins(records, stored_config(records.resume))
     out = records.study
     try:
@@ -230,6 +232,15 @@ def load_trained(run: Path, *, step: int | None = None, device: str | None = Non
     if fault := failed_checks(StudyRecords(out)).get(info.series):
         logger.warning("%s %s.", info.series, fault)
     return TrainedModel(info.name, info.seed, chosen, network, tokenizer)
+
+
+def _load_imported(records: RunRecords, info: RunInfo, place: "torch.device") -> TrainedModel:
+    from basecap.data import Tokenizer
+    from basecap.train.checkpoint import load_stored
+
+    ((step, weights),) = stored_weights(records).items()
+    network = load_stored(weights).to(place)
+    return TrainedModel(info.name, info.seed, step, network, Tokenizer.load(records.tokenizer))
 
 
 def stored_weights(run: RunRecords) -> dict[int, Path]:

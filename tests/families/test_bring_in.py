@@ -10,12 +10,14 @@ import yaml
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 from typer.testing import CliRunner
 
+import basecap
 from basecap.analysis import analyse
 from basecap.cli import app
 from basecap.data.tokenizer import Tokenizer, byte_tokenizer, train_bpe
 from basecap.errors import BasecapError, ConfigError, DataError
 from basecap.families import bring_in
 from basecap.families.bring_in import import_model
+from basecap.hf.export import export
 from basecap.records import RunRecords, StudyRecords
 from basecap.report import write_report
 from basecap.report.export import sheets
@@ -115,6 +117,18 @@ def test_losses_are_those_of_the_published_model_per_byte(study: Path, tmp_path:
     bits = next(one for one in made.evals() if (one.subset, one.metric) == ("code", "bits_per_byte"))
     assert held_out["code"] > 0
     assert bits.value == pytest.approx(sum(losses) / sum(sizes) / 0.6931471805599453, rel=0.05)
+
+
+def test_an_imported_model_is_loaded_and_evaluated_by_its_directory(study: Path, tmp_path: Path):
+    tokenizer = train_bpe([" ".join(WORDS["prose"])] * 20, 300)
+    made = import_model(published(tmp_path / "tiny", tokenizer), study)
+    loaded = basecap.load(made.path, device="cpu")
+    assert (loaded.name, loaded.step, loaded.tokenizer.fingerprint) == ("tiny", 0, tokenizer.fingerprint)
+    assert loaded.generate("the river", 4, temperature=0.0).startswith("the river")
+    measure(made.path)
+    assert {one.eval for one in made.evals()} == {"domain-loss", "copying"}
+    with pytest.raises(ConfigError, match="was trained elsewhere; give transformers the folder that it came from"):
+        export(made.path, str(tmp_path / "x"))
 
 
 def test_the_command_says_what_comes_next(study: Path, tmp_path: Path):

@@ -110,7 +110,12 @@ def test_a_plugin_lies_beside_the_weights_that_need_it(study: StudyRecords, tmp_
     assert list(json.loads((made / "config.json").read_text())["plugins"].values()) == ["passing_mean.py"]
     card = (made / "README.md").read_text()
     assert "`basecap.plugins.load_plugin(Path(FOLDER) / 'passing_mean.py')`" in card and "\n2,304 tokens, " in card
-    assert AutoModelForCausalLM.from_pretrained(made).model.config == model.config
+    loaded, tokenizer = AutoModelForCausalLM.from_pretrained(made), AutoTokenizer.from_pretrained(made)
+    assert loaded.model.config == model.config
+    prompts = tokenizer(["the river", "a"], return_tensors="pt", padding=True)
+    added = loaded.generate(**prompts, max_new_tokens=4, eos_token_id=None)[:, prompts.input_ids.shape[1] :]
+    alone = [generate(model, tokenizer(text, return_tensors="pt").input_ids, 4) for text in ("the river", "a")]
+    assert torch.equal(added, torch.cat(alone))
 
 
 def test_the_card_says_what_it_was_trained_on_and_what_was_found(folder: Path, study: StudyRecords):
