@@ -293,8 +293,8 @@ BEGIN = r"""% needs \usepackage{graphicx}
 {\footnotesize\setlength{\tabcolsep}{3pt}%
 \resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%
 """
-#: From here on decimals say nothing.
-LARGE = 1000
+#: From here on decimals say nothing, and from there on digits.
+LARGE, HUGE = 1000, 1e9
 
 
 def to_latex(sheet: Sheet) -> str:
@@ -350,7 +350,13 @@ def _printed(cell: Cell) -> str:
 
 
 def _fixed(value: float) -> str:
-    """Return a number with three decimals, none where it is large, and never as "-0.000"."""
+    """Return a number with three decimals, none where it is large, and never as "-0.000".
+
+    >>> _fixed(0.25), _fixed(-0.0001), _fixed(1234.5), _fixed(2.4e17)
+    ('0.250', '0.000', '1234', '2e+17')
+    """
+    if abs(value) >= HUGE:
+        return f"{value:.0e}"
     return f"{value:.0f}" if abs(value) >= LARGE else f"{round(value, 3) + 0.0:.3f}"
 
 

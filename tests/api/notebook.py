@@ -19,13 +19,14 @@ def code_cells(notebook: Path) -> dict[str, str]:
 def play(cell: str, names: dict[str, Any]) -> Any:
     """Run a cell with `names`, which it may change; return the value that a notebook displays, None without one.
 
-    Of IPython it knows `%%writefile FILE` and lines that begin with `!basecap`.
+    Of IPython it knows `%%writefile FILE` and lines that begin with `!basecap`, whose output it does not pass on.
     """
     first, _, rest = cell.partition("\n")
     if first.startswith("%%writefile "):
         return Path(first.removeprefix("%%writefile ")).write_text(f"{rest}\n") and None
     if cell.startswith("!basecap "):
-        assert not app(shlex.split(Template(cell.removeprefix("!basecap ")).substitute(names)), standalone_mode=False)
+        command = Template(cell.removeprefix("!basecap ").removesuffix(" 2>&1 | cat")).substitute(names)
+        assert not app(shlex.split(command), standalone_mode=False)
         return None
     tree = ast.parse(cell)
     value = None
