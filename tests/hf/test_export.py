@@ -3,6 +3,7 @@
 import contextlib
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -193,6 +194,15 @@ def test_the_command_names_the_folder_and_refuses_one_that_exists(study: StudyRe
     ):
         failed = runner.invoke(app, ["export", *arguments])
         assert isinstance(failed.exception, ConfigError) and str(failed.exception) == message
+
+
+def test_the_command_says_what_to_install(study: StudyRecords, tmp_path: Path, monkeypatch):
+    for name in [name for name in sys.modules if name.startswith("basecap.hf")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    path = str(study.run("transformer++", 0).path)
+    failed = CliRunner().invoke(app, ["export", path, "--to", str(tmp_path / "x")])
+    assert str(failed.exception) == "basecap.hf needs the transformers library; install basecap[hf]."
 
 
 def test_nothing_is_left_of_an_export_that_fails(study: StudyRecords, tmp_path: Path, monkeypatch):
