@@ -52,13 +52,13 @@ def train_run(run: RunSpec, runtime: Runtime) -> RunInfo | None:
     with ExitStack() as held:
         if not group.run_on_leader(lambda: held.enter_context(runtime.records.claimed(records))):
             return None
-        found = group.run_on_leader(lambda: _finished(run, runtime))
+        found = group.run_on_leader(lambda: finished_info(run, runtime))
         with threads.recorded(run, runtime.records, runtime.device):
             return found or _train_claimed(run, runtime)
 
 
-def _finished(run: RunSpec, runtime: Runtime) -> RunInfo | None:
-    """Return the info of a finished run; another command may have chosen its rate and moved it."""
+def finished_info(run: RunSpec, runtime: Runtime) -> RunInfo | None:
+    """Return the info of a finished run, None otherwise; another command may have chosen its rate and moved it."""
     info = runtime.run_records(run).info()
     if info is None and run.sweep:
         moved = runtime.records.run(run.name, run.seed).info()

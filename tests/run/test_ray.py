@@ -13,16 +13,21 @@ from typing import Any
 import pytest
 import yaml
 
+from basecap.data.tokenizer import byte_tokenizer
 from basecap.errors import ConfigError, Interrupted
+from basecap.plan.runs import plan_runs
 from basecap.records import RunRecords, StudyRecords
 from basecap.run.execute import execute
 from basecap.run.executors import Resources
 from basecap.run.executors._packages import pack, put
-from basecap.run.executors.ray import RayOptions, _joined
+from basecap.run.executors.ray import RayExecutor, RayOptions, _joined
+from basecap.run.jobs import Execution
 from basecap.run.stored_weights import evaluate_directory
 from basecap.study.config import load_study, select
 from tests import conftest
+from tests.records.made_up import run_info
 from tests.run._execute import results
+from tests.run.test_executors import runtime_of
 from tests.small_study import small_study
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::FutureWarning")
@@ -164,6 +169,20 @@ def test_an_interrupted_command_resumes_and_is_evaluated_with_the_records_that_c
     assert results(out) == local
     entropies = [entropies_of(directory, where) for directory, where in ((out, on), (file.parent / "local", HERE))]
     assert entropies[0] == entropies[1] != []
+
+
+def test_a_run_whose_rate_another_command_has_chosen_is_not_trained_again(study_file, tmp_path):
+    """That command has moved it out of the sweep, where no node would find it."""
+    study = load_study(str(study_file), ("train.lr=[0.01,0.02]",))
+    run, *_ = plan_runs(study, byte_tokenizer().vocab_size)
+    moved = run_info(run.name, seed=run.seed, lr=run.rate)
+    records = StudyRecords(tmp_path / "out")
+    records.run(run.name, run.seed).write_info(moved)
+    on = Resources(device="cpu", executor="ray", settings={"records": "returned"})
+    executor = RayExecutor(
+        Execution(study=study, out=records.path, device="cpu", on=on), runtime_of(records.path, print), ["cpu"]
+    )
+    assert run.sweep and executor.train([run]) == [moved]
 
 
 @pytest.mark.parametrize(

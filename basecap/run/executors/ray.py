@@ -38,6 +38,7 @@ from basecap.run.executors.local import record_killed
 from basecap.run.jobs import Execution, JobFailure, Runtime, Trial
 from basecap.run.resources import Resources
 from basecap.run.shared_work import train_shared
+from basecap.run.training_job import finished_info
 from basecap.train.interruption import SIGNALS, deferred
 
 #: Seconds between two looks at whether a signal came while tasks run.
@@ -178,9 +179,9 @@ class RayExecutor(Executor):
         return train_shared(runs, self._train, self.runtime)
 
     def _train(self, runs: Sequence[RunSpec]) -> Iterator[tuple[RunSpec, RunInfo | None]]:
-        held = [(run, self.runtime.run_records(run).info()) for run in runs]
-        yield from ((run, info) for run, info in held if info is not None and info.finished)
-        waiting = [run for run, info in held if info is None or not info.finished]
+        held = [(run, finished_info(run, self.runtime)) for run in runs]
+        yield from ((run, info) for run, info in held if info is not None)
+        waiting = [run for run, info in held if info is None]
         for number, answer in self._run(_ray_tasks.train, waiting, [self._below(run) for run in waiting]):
             run = waiting[number]
             yield run, record_killed(run, self.runtime, LOST) if answer is None else answer.result
