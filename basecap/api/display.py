@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, get_args, overload
@@ -72,7 +72,7 @@ class StudyTable(Sequence[dict[str, Any]]):
         """Return the rows that are displayed, and words about the others."""
         rows = self.sheet.rows
         left = f"{len(rows) - SHOWN:,} more rows" if len(rows) > SHOWN else ""
-        return Sheet(self.sheet.name, self.sheet.columns, rows[:SHOWN]), left
+        return replace(self.sheet, rows=rows[:SHOWN]), left
 
     def _repr_html_(self) -> str:
         shown, left = self._first()

@@ -27,11 +27,12 @@ Cell = str | int | float | Estimate | None
 
 @dataclass(frozen=True)
 class Sheet:
-    """A table by its name, the names of its columns, and its rows."""
+    """A table: its name, columns and rows, and the columns that are `intervals` even where no row has one."""
 
     name: str
     columns: Sequence[str]
     rows: Sequence[Sequence[Cell]]
+    intervals: Sequence[str] = ()
 
 
 def write_tables(studies: Sequence[StudyResults], out: Path, joined: Sequence[Sheet] = ()) -> list[Path]:
@@ -77,7 +78,8 @@ def _text(study: TextResults) -> Iterator[Sheet]:
             gaps.append([row.name, found.alone, found.single, at_lowest(row), row.weighted])
             runs = [len(row.seeds), len(row.reference_seeds)]
             ranges.append([row.name, found.bits_per_byte, found.tolerance, low, high, *runs])
-    yield Sheet("verdicts", ["architecture", "verdict", "gap", "as if trained on, share", "why"], verdicts)
+    own = ("gap", "as if trained on, share")
+    yield Sheet("verdicts", ["architecture", "verdict", *own, "why"], verdicts, intervals=own)
     heads = ["architecture", "verdict alone", "gap alone", "gap at lowest shared loss alone", "weighted gap"]
     yield Sheet("gaps", heads, gaps)
     heads = ["architecture", "gap, bits per byte", "tolerance", "range from", "range to", "runs", "reference runs"]
@@ -231,7 +233,10 @@ def to_csv(sheet: Sheet) -> str:
 
 def flattened(sheet: Sheet) -> Sheet:
     """Return a table with each interval in three columns: NAME, NAME low and NAME high."""
-    wide = [any(isinstance(row[place], Estimate) for row in sheet.rows) for place in range(len(sheet.columns))]
+    wide = [
+        name in sheet.intervals or any(isinstance(row[place], Estimate) for row in sheet.rows)
+        for place, name in enumerate(sheet.columns)
+    ]
     columns = [
         name
         for column, split in zip(sheet.columns, wide, strict=True)

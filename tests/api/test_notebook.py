@@ -1,6 +1,7 @@
 """The notebook and the page about Python run as written, on a study that is trained in seconds."""
 
 import contextlib
+import json
 import re
 import shutil
 import sys
@@ -59,6 +60,12 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Played]:
             if name == "choice":
                 names |= {"STUDY": "tiny.yaml", "OPTIONS": "--device cpu"}
     yield Played(place, displayed, names)
+
+
+def test_the_notebook_is_stored_without_outputs():
+    cells = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
+    run = [(cell["outputs"], cell["execution_count"]) for cell in cells if cell["cell_type"] == "code"]
+    assert run and all(found == ([], None) for found in run)
 
 
 def test_the_notebook_shows_the_gap_inline(played):

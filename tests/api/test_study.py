@@ -90,6 +90,7 @@ def test_a_gap_that_cannot_be_measured_yet_says_why(tmp_path):
     study = basecap.open(tmp_path)
     with pytest.raises(ConfigError) as caught:
         study.figure("gaps")
+    assert [row["gap low"] for row in study.table()] == [None]
     assert str(caught.value) == f"{tmp_path} has nothing to show in the figure 'gaps': {study.summary.headline}"
 
 
