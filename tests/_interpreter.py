@@ -4,10 +4,16 @@
   there, which the launch has done already: here it does so once per process.
 - It reduces and scans with a user-defined combining function (`tl.flip` is one of the former) number by number: here
   slice by slice along the axis, in the same order, so that every number is the same to the bit.
+- For every sum and product of integers it computes whether they overflow, which it asserts for a kernel in debug mode
+  alone: here it does not compute that.
+- It makes the type and the shape of every tensor anew at every operation: here once each.
 - At every operation it writes down anew which of NumPy's dtypes stands for which of Triton's: here it looks it up.
 """
 
+import functools
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +21,7 @@ import numpy as np
 
 from basecap.ops._dispatch import interpreted
 
-#: The functions of the interpreter that `reduce` and `scan` stand for, by name.
+#: The functions of the interpreter that those of this file stand for, by name.
 AS_IT_COMES: dict[str, Any] = {}
 
 
@@ -36,6 +42,12 @@ def quicken() -> None:
         AS_IT_COMES[name] = getattr(operations, name)
         setattr(operations, name, ours)
 
+    options = interpreter.interpreter_builder.options
+    assert not options.debug
+    interpreter.interpreter_builder.options = replace(options, sanitize_overflow=False)
+    AS_IT_COMES["tensor"], AS_IT_COMES["block_type"] = tl.tensor.__init__, tl.block_type.__init__
+    tl.tensor.__init__, tl.block_type.__init__ = _make_tensor, _make_block_type
+
     known: dict[str, np.dtype] = {}
     find = interpreter._get_np_dtype
 
@@ -45,6 +57,35 @@ def quicken() -> None:
         return known[dtype.name]
 
     interpreter._get_np_dtype = look_up
+
+
+def _make_tensor(self: Any, handle: Any, type: Any) -> None:
+    """Stand for the constructor of `triton.language.tensor`."""
+    self.handle, self.type, self.dtype = handle, type, type.scalar
+    self.numel, self.shape = _sizes(tuple(type.shape) if type.is_block() else ())
+
+
+@functools.cache
+def _sizes(shape: tuple[int, ...]) -> tuple[Any, Any]:
+    import triton.language as tl
+
+    return tl.constexpr(math.prod(shape)), tl.tuple([tl.constexpr(size) for size in shape])
+
+
+def _make_block_type(self: Any, element_ty: Any, shape: Sequence[Any]) -> None:
+    """Stand for the constructor of `triton.language.block_type`."""
+    self.element_ty = element_ty
+    self.shape, self.numel, words = _block(tuple(getattr(size, "value", size) for size in shape))
+    self.name = f"<{words}, {element_ty}>"
+
+
+@functools.cache
+def _block(shape: tuple[int, ...]) -> tuple[Any, int, str]:
+    import triton.language as tl
+
+    made = object.__new__(tl.block_type)
+    AS_IT_COMES["block_type"](made, tl.int1, list(shape))  # refuses some shapes
+    return made.shape, made.numel, str(made.shape)
 
 
 def reduce(self: Any, tensors: Sequence[Any]) -> list[Any]:

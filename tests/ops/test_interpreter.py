@@ -1,4 +1,4 @@
-"""The interpreter's reductions and scans as the tests run them are its own, to the bit."""
+"""The interpreter's reductions, scans, types and tensors as the tests run them are its own, to the bit."""
 
 from types import SimpleNamespace
 
@@ -58,3 +58,29 @@ def test_scans(shape: tuple[int, ...], axis: int):
 
     operation, tensors = ScanOps(axis, SimpleNamespace(fn=join), reverse=False), draw(*shape)
     assert_same_bits(scan(operation, tensors), AS_IT_COMES["generic_scan"](operation, tensors))
+
+
+def sizes(tensor) -> list[int]:
+    assert all(type(size).__name__ == "constexpr" for size in (*tensor.shape, tensor.numel))
+    return [size.value for size in (*tensor.shape, tensor.numel)]
+
+
+@pytest.mark.parametrize("shape", [[], [1], [8], [4, 2]])
+def test_types_and_tensors(shape: list[int]):
+    import triton.language as tl
+
+    for element in (tl.float32, tl.int1, tl.pointer_type(tl.bfloat16)):
+        ours = its = element
+        if shape:
+            ours, its = (object.__new__(tl.block_type) for _ in range(2))
+            ours.__init__(element, [tl.constexpr(size) for size in shape])
+            AS_IT_COMES["block_type"](its, element, shape)
+            assert ours == its and vars(ours).keys() == vars(its).keys() and str(ours) == str(its)
+            assert ours.numel == its.numel and ours.shape.values == its.shape.values == shape
+        tensor, expected = (object.__new__(tl.tensor) for _ in range(2))
+        tensor.__init__("handle", ours)
+        AS_IT_COMES["tensor"](expected, "handle", its)
+        assert vars(tensor).keys() == vars(expected).keys() and sizes(tensor) == sizes(expected)
+        assert (tensor.handle, tensor.dtype, tensor.type) == ("handle", expected.dtype, expected.type)
+    with pytest.raises(ValueError, match="power of 2"):
+        tl.block_type(tl.float32, [3])

@@ -6,8 +6,6 @@ import os
 import pkgutil
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -22,7 +20,8 @@ from basecap.records import StudyRecords
 from basecap.run.execute import execute
 from basecap.run.executors import Resources
 from basecap.study.config import StudyConfig, load_study, select
-from tests.forks import command, pair, start
+from basecap.system import processes
+from tests.forks import FORKS, command, pair, start
 from tests.records.made_up import change
 from tests.run._execute import ALONE, PLUGIN, run
 from tests.small_study import write_text
@@ -272,20 +271,26 @@ def test_a_run_that_breaks_does_not_stop_the_others(study, tmp_path):
     assert "step 3" in infos[1].message and "blocks.0.mixer" in infos[1].message
 
 
+def with_quick_workers(*arguments: object) -> None:
+    """Run the command line; its workers are forks."""
+    processes.START_METHOD = FORKS.get_start_method()
+    command(*arguments)
+
+
 def test_an_interrupted_command_with_runs_side_by_side_resumes_with_the_same_curves(study, tmp_path):
     study["train"] |= {"tokens": 20_480, "eval_every": 10_240}
-    path, out = tmp_path / "tiny.yaml", tmp_path / "stopped"
+    path, out, output = tmp_path / "tiny.yaml", tmp_path / "stopped", tmp_path / "output"
     path.write_text(yaml.safe_dump(study))
-    command = [sys.executable, "-m", "basecap.cli", "run", path, "--device", "cpu", "--per-device", "2", "--out", out]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    stopped = subprocess.Popen(list(map(str, command)), env=environment, stderr=subprocess.PIPE, text=True)
+    arguments = ("run", path, "--device", "cpu", "--per-device", "2", "--out", out)
+    stopped = start(with_quick_workers, *arguments, output=output, OMP_NUM_THREADS="1")
     deadline = time.monotonic() + 240
     while len(losses(out)) < 2 or not all(losses(out).values()):
-        assert stopped.poll() is None and time.monotonic() < deadline, stopped.stderr.read()
+        assert stopped.is_alive() and time.monotonic() < deadline, output.read_text()
         time.sleep(0.05)
     os.kill(stopped.pid, signal.SIGTERM)
-    _, err = stopped.communicate()
-    assert stopped.returncode == 143 and err.endswith("interrupted; run the same command again to resume.\n")
+    stopped.join(60)
+    err = output.read_text()
+    assert stopped.exitcode == 143 and err.endswith("interrupted; run the same command again to resume.\n")
     assert {found.info().status for found in StudyRecords(out).runs()} == {"running"}
     before = {found.info().name: found.info().seconds["steps"] for found in StudyRecords(out).runs()}
     steps = {name: len(rows) for name, rows in losses(out).items()}
