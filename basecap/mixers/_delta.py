@@ -1,9 +1,12 @@
-"""Shared by the delta-rule mixers: projections, short convolution and the memory with its decoding state."""
+"""Shared by the delta-rule mixers: projections, short convolution, the memory and the layer around it."""
+
+from abc import abstractmethod
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from basecap.mixers._contract import Cache
+from basecap.mixers._contract import Cache, Mixer
 from basecap.mixers._parts import ShortConvolution, rms_norm
 from basecap.mixers._recipes import ParameterRecipe, default_recipe, normal
 from basecap.mixers._state_space import convolve, convolve_step
@@ -123,3 +126,45 @@ class DeltaMemory(nn.Module):
         """Split into heads of Euclidean norm 1, which is root mean square 1 / sqrt(K)."""
         heads = x.unflatten(-1, (self.heads, self.key_dim))
         return rms_norm(heads, eps=1e-6 / self.key_dim) * self.key_dim**-0.5
+
+
+class DeltaMixer(Mixer):
+    """A mixer around a `DeltaMemory`; subclasses build `memory` and say how it decays and what follows the reading."""
+
+    takes_lengths: ClassVar[bool] = True
+    memory: DeltaMemory
+
+    @abstractmethod
+    def log_decay(self, x_BTD: Tensor) -> Tensor | None:
+        """Return the log decays: None, [B, T, H] or [B, T, H, K], in float32 or wider."""
+
+    @abstractmethod
+    def finish(self, o_BTHV: Tensor, x_BTD: Tensor) -> Tensor:
+        """Return [B, T, D] for what the heads read."""
+
+    def forward(self, x_BTD: Tensor, segments: Tensor | None = None) -> Tensor:
+        """Mix; see `Mixer.forward`."""
+        return self.finish(self.memory(x_BTD, self.log_decay(x_BTD), segments), x_BTD)
+
+    def init_cache(self, batch: int, max_length: int) -> Cache:
+        """The memory and the convolution's last inputs, constant in `max_length`."""
+        return self.memory.init_cache(batch)
+
+    def step(self, x_B1D: Tensor, cache: Cache) -> Tensor:
+        """Mix one more token."""
+        return self.finish(self.memory.step(x_B1D, self.log_decay(x_B1D), cache), x_B1D)
+
+    def prefill(self, x_BTD: Tensor, cache: Cache) -> Tensor:
+        """Mix a prompt chunk by chunk and keep its final state."""
+        return self.finish(self.memory.prefill(x_BTD, self.log_decay(x_BTD), cache), x_BTD)
+
+        """Return the factor q_t (prod_{s<r<=t} (I - beta_r k_r k_r^T) diag(a_r)) beta_s k_s before each value."""
+        return self.memory.influence(x_BTD, self.log_decay(x_BTD))
+
+    def mixed(self, x_BTD: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the convolved values and what the memory reads."""
+        return self.memory.inputs(x_BTD)[2], self.memory(x_BTD, self.log_decay(x_BTD))
+
+    def state_bytes(self, length: int) -> int:
+        """The memory and the convolution's last inputs, whatever the length."""
+        return self.memory.state_bytes()

@@ -6,11 +6,10 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from basecap.mixers._contract import Cache, Mixer, MixerConfig, Variant, choose_heads, divide, mixer
-from basecap.mixers._delta import EPS, REPOSITORY, SHRUNK, DeltaMemory
+from basecap.mixers._contract import MixerConfig, Variant, choose_heads, divide, mixer
+from basecap.mixers._delta import EPS, REPOSITORY, SHRUNK, DeltaMemory, DeltaMixer
 from basecap.mixers._parts import rms_norm
 from basecap.mixers._recipes import LayerSpec, ParameterRecipe, constant, normal, residual_std
-from basecap.ops import Influence
 
 
 @mixer(
@@ -25,7 +24,7 @@ from basecap.ops import Influence
         )
     },
 )
-class DeltaNet(Mixer):
+class DeltaNet(DeltaMixer):
     """The DeltaNet mixer: delta rule, norm of each head's output, projection."""
 
     class Config(MixerConfig):
@@ -36,7 +35,6 @@ class DeltaNet(Mixer):
         conv_width: int = Field(4, ge=1, description="tokens the short convolutions see")
 
     sizes: ClassVar = {768: {"heads": 8}, 2048: {"heads": 16}}
-    takes_lengths = True
 
     def __init__(self, config: Config, layer: LayerSpec):
         super().__init__(config, layer)
@@ -46,32 +44,12 @@ class DeltaNet(Mixer):
         self.norm_weight = nn.Parameter(torch.empty(head_dim))
         self.out = nn.Linear(layer.hidden, layer.hidden, bias=False)
 
-    def _finish(self, o_BTHV: Tensor) -> Tensor:
+    def log_decay(self, x_BTD: Tensor) -> None:
+        """Nothing decays."""
+
+    def finish(self, o_BTHV: Tensor, x_BTD: Tensor) -> Tensor:
+        """Normalise each head, project."""
         return self.out((rms_norm(o_BTHV, EPS) * self.norm_weight.to(o_BTHV.dtype)).flatten(2))
-
-    def forward(self, x_BTD: Tensor, segments: Tensor | None = None) -> Tensor:
-        """Mix; see `Mixer.forward`."""
-        return self._finish(self.memory(x_BTD, None, segments))
-
-    def init_cache(self, batch: int, max_length: int) -> Cache:
-        """The memory and the convolution's last inputs, constant in `max_length`."""
-        return self.memory.init_cache(batch)
-
-    def step(self, x_B1D: Tensor, cache: Cache) -> Tensor:
-        """Mix one more token."""
-        return self._finish(self.memory.step(x_B1D, None, cache))
-
-    def prefill(self, x_BTD: Tensor, cache: Cache) -> Tensor:
-        """Mix a prompt chunk by chunk and keep its final state."""
-        return self._finish(self.memory.prefill(x_BTD, None, cache))
-
-    def influence(self, x_BTD: Tensor) -> Influence:
-        """Return the factor q_t (prod_{s<r<=t} I - beta_r k_r k_r^T) beta_s k_s before each value."""
-        return self.memory.influence(x_BTD, None)
-
-    def mixed(self, x_BTD: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the convolved values and what the memory reads."""
-        return self.memory.inputs(x_BTD)[2], self.memory(x_BTD, None)
 
     def recipe(self) -> dict[str, ParameterRecipe]:
         """Official (fla's _init_weights): normal(0.02), convolutions and output projection too; norms 1."""
@@ -84,7 +62,3 @@ class DeltaNet(Mixer):
     def flops(self, length: int) -> float:
         """The memory and the output projection."""
         return self.memory.flops(length) + 2.0 * length * self.out.weight.numel()
-
-    def state_bytes(self, length: int) -> int:
-        """The memory and the convolution's last inputs, whatever the length."""
-        return self.memory.state_bytes()

@@ -8,9 +8,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from basecap.mixers._contract import (
-    Cache,
     LayerChoice,
-    Mixer,
     MixerConfig,
     Variant,
     choose_heads,
@@ -18,12 +16,11 @@ from basecap.mixers._contract import (
     hybrid,
     mixer,
 )
-from basecap.mixers._delta import EPS, REPOSITORY, SHRUNK, DeltaMemory
+from basecap.mixers._delta import EPS, REPOSITORY, SHRUNK, DeltaMemory, DeltaMixer
 from basecap.mixers._parts import rms_norm
 from basecap.mixers._recipes import LayerSpec, ParameterRecipe, constant, normal, residual_std
 from basecap.mixers._state_space import log_of_uniform, step_size, step_size_bias
 from basecap.mixers.attention import Attention
-from basecap.ops import Influence
 
 
 @mixer(
@@ -47,7 +44,7 @@ from basecap.ops import Influence
         ),
     },
 )
-class GatedDeltaNet(Mixer):
+class GatedDeltaNet(DeltaMixer):
     """The Gated DeltaNet mixer: gated delta rule, norm of each head's output, output gate, projection."""
 
     class Config(MixerConfig):
@@ -61,7 +58,6 @@ class GatedDeltaNet(Mixer):
         negative: bool = Field(False, description="writing strengths up to 2, so that the memory may change its sign")
 
     sizes: ClassVar = {768: {"heads": 6, "head_dim": 96}, 2048: {"heads": 6, "head_dim": 256}}
-    takes_lengths = True
 
     def __init__(self, config: Config, layer: LayerSpec):
         super().__init__(config, layer)
@@ -79,38 +75,15 @@ class GatedDeltaNet(Mixer):
         self.norm_weight = nn.Parameter(torch.empty(value_dim))
         self.out = nn.Linear(heads * value_dim, layer.hidden, bias=False)
 
-    def _log_decay(self, x_BTD: Tensor) -> Tensor:
+    def log_decay(self, x_BTD: Tensor) -> Tensor:
         """Return [B, T, H], in float32 or wider: -A softplus(W x + b), Mamba-2's parametrisation."""
         dt = step_size(self.decay(x_BTD), self.dt_bias)
         return -self.A_log.to(dt.dtype).exp() * dt
 
-    def _finish(self, o_BTHV: Tensor, x_BTD: Tensor) -> Tensor:
+    def finish(self, o_BTHV: Tensor, x_BTD: Tensor) -> Tensor:
+        """Normalise each head, gate, project."""
         normed = rms_norm(o_BTHV, EPS) * self.norm_weight.to(o_BTHV.dtype)
         return self.out(normed.flatten(2) * F.silu(self.gate(x_BTD)))
-
-    def forward(self, x_BTD: Tensor, segments: Tensor | None = None) -> Tensor:
-        """Mix; see `Mixer.forward`."""
-        return self._finish(self.memory(x_BTD, self._log_decay(x_BTD), segments), x_BTD)
-
-    def init_cache(self, batch: int, max_length: int) -> Cache:
-        """The memory and the convolution's last inputs, constant in `max_length`."""
-        return self.memory.init_cache(batch)
-
-    def step(self, x_B1D: Tensor, cache: Cache) -> Tensor:
-        """Mix one more token."""
-        return self._finish(self.memory.step(x_B1D, self._log_decay(x_B1D), cache), x_B1D)
-
-    def prefill(self, x_BTD: Tensor, cache: Cache) -> Tensor:
-        """Mix a prompt chunk by chunk and keep its final state."""
-        return self._finish(self.memory.prefill(x_BTD, self._log_decay(x_BTD), cache), x_BTD)
-
-    def influence(self, x_BTD: Tensor) -> Influence:
-        """Return the factor q_t (prod_{s<r<=t} a_r (I - beta_r k_r k_r^T)) beta_s k_s before a value."""
-        return self.memory.influence(x_BTD, self._log_decay(x_BTD))
-
-    def mixed(self, x_BTD: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the convolved values and what the memory reads."""
-        return self.memory.inputs(x_BTD)[2], self.memory(x_BTD, self._log_decay(x_BTD))
 
     def recipe(self) -> dict[str, ParameterRecipe]:
         """Official (fla's _init_weights): normal(0.02), convolutions too; norms 1; A in (0, 16), dt in [1e-3, 0.1]."""
@@ -130,10 +103,6 @@ class GatedDeltaNet(Mixer):
         weights = self.decay.weight.numel() + self.gate.weight.numel() + self.out.weight.numel()
         fading = self.memory.heads * self.memory.key_dim * self.memory.value_dim
         return self.memory.flops(length) + length * (2.0 * weights + fading)
-
-    def state_bytes(self, length: int) -> int:
-        """The memory and the convolution's last inputs, whatever the length."""
-        return self.memory.state_bytes()
 
 
 _SIGNED = LayerChoice(mixer=GatedDeltaNet, options={"negative": True})

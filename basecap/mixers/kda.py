@@ -6,13 +6,12 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from basecap.mixers._contract import Cache, LayerChoice, Mixer, MixerConfig, choose_heads, divide, hybrid, mixer
-from basecap.mixers._delta import REPOSITORY, DeltaMemory
+from basecap.mixers._contract import LayerChoice, MixerConfig, choose_heads, divide, hybrid, mixer
+from basecap.mixers._delta import REPOSITORY, DeltaMemory, DeltaMixer
 from basecap.mixers._parts import rms_norm
 from basecap.mixers._recipes import LayerSpec, ParameterRecipe, constant, default_recipe, normal
 from basecap.mixers._state_space import log_of_uniform, step_size, step_size_bias
 from basecap.mixers.attention import Attention
-from basecap.ops import Influence
 
 PAPER = "arXiv 2510.26692"
 
@@ -28,7 +27,7 @@ EPS = 1e-5
     source=f"{REPOSITORY}: fla/layers/kda.py, fla/models/kda/modeling_kda.py, fla/ops/kda/naive.py",
     differences=("Keys, queries and values have the same heads; fla's option of more value heads is left out.",),
 )
-class KDA(Mixer):
+class KDA(DeltaMixer):
     """The KDA mixer: delta rule with decays per channel, norm of each head's output, low-rank gate, projection."""
 
     class Config(MixerConfig):
@@ -44,7 +43,6 @@ class KDA(Mixer):
         negative: bool = Field(False, description="writing strengths up to 2, so that the memory may change its sign")
 
     sizes: ClassVar = {768: {"heads": 6}, 2048: {"heads": 16}}
-    takes_lengths = True
 
     def __init__(self, config: Config, layer: LayerSpec):
         super().__init__(config, layer)
@@ -61,38 +59,15 @@ class KDA(Mixer):
         self.norm_weight = nn.Parameter(torch.empty(dim))
         self.out = nn.Linear(heads * dim, layer.hidden, bias=False)
 
-    def _log_decay(self, x_BTD: Tensor) -> Tensor:
+    def log_decay(self, x_BTD: Tensor) -> Tensor:
         """Return [B, T, H, K], in float32 or wider: -A softplus(W_up W_down x + b)."""
         dt = step_size(self.decay_up(self.decay_down(x_BTD)), self.dt_bias)
         return -self.A_log.to(dt.dtype).exp()[:, None] * dt.unflatten(-1, (self.memory.heads, -1))
 
-    def _finish(self, o_BTHV: Tensor, x_BTD: Tensor) -> Tensor:
+    def finish(self, o_BTHV: Tensor, x_BTD: Tensor) -> Tensor:
+        """Normalise each head, gate by a map of low rank, project."""
         normed = rms_norm(o_BTHV, EPS) * self.norm_weight.to(o_BTHV.dtype)
         return self.out(normed.flatten(2) * torch.sigmoid(self.gate_up(self.gate_down(x_BTD))))
-
-    def forward(self, x_BTD: Tensor, segments: Tensor | None = None) -> Tensor:
-        """Mix; see `Mixer.forward`."""
-        return self._finish(self.memory(x_BTD, self._log_decay(x_BTD), segments), x_BTD)
-
-    def init_cache(self, batch: int, max_length: int) -> Cache:
-        """The memory and the convolution's last inputs, constant in `max_length`."""
-        return self.memory.init_cache(batch)
-
-    def step(self, x_B1D: Tensor, cache: Cache) -> Tensor:
-        """Mix one more token."""
-        return self._finish(self.memory.step(x_B1D, self._log_decay(x_B1D), cache), x_B1D)
-
-    def prefill(self, x_BTD: Tensor, cache: Cache) -> Tensor:
-        """Mix a prompt chunk by chunk and keep its final state."""
-        return self._finish(self.memory.prefill(x_BTD, self._log_decay(x_BTD), cache), x_BTD)
-
-    def influence(self, x_BTD: Tensor) -> Influence:
-        """Return the factor q_t (prod_{s<r<=t} (I - beta_r k_r k_r^T) diag(a_r)) beta_s k_s before a value."""
-        return self.memory.influence(x_BTD, self._log_decay(x_BTD))
-
-    def mixed(self, x_BTD: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the convolved values and what the memory reads."""
-        return self.memory.inputs(x_BTD)[2], self.memory(x_BTD, self._log_decay(x_BTD))
 
     def recipe(self) -> dict[str, ParameterRecipe]:
         """Official (fla's _init_weights): normal(0.02), convolutions too; norms 1; A in (1, 16), dt in [1e-3, 0.1]."""
@@ -111,10 +86,6 @@ class KDA(Mixer):
         weights = sum(part.weight.numel() for part in parts)
         fading = self.memory.heads * self.memory.key_dim * self.memory.value_dim
         return self.memory.flops(length) + length * (2.0 * weights + fading)
-
-    def state_bytes(self, length: int) -> int:
-        """The memory and the convolution's last inputs, whatever the length."""
-        return self.memory.state_bytes()
 
 
 _KDA = LayerChoice(mixer=KDA)
