@@ -30,11 +30,16 @@ def names_of(x: Callable[..., Any]) -> list[str]:
     return [name.partition("_")[0] for name in inspect.signature(x).parameters]
 
 
+#: Cases of an op that hands its tensors to another one, whose families run.
+OF_ANOTHER = {"delta rule by channel"}
+
+
 def test_every_op_is_checked_in_every_way_it_is_called():
     folders = {path.parent.name for path in Path(basecap.ops.__file__).parent.glob("*/__init__.py")}
     assert {name for name in folders if not name.startswith("_")} == FUNCTIONS.keys()
     for op, check in checks().items():
-        assert check.CASES and {id(case.families) for case in check.CASES.values()} == {id(PACKAGES[op].FAMILIES)}
+        own = {name for name, case in check.CASES.items() if case.families is PACKAGES[op].FAMILIES}
+        assert own and own == check.CASES.keys() - OF_ANOTHER
 
 
 #: What families are called by the first word of their folder's name.
