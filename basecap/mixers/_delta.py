@@ -158,6 +158,7 @@ class DeltaMixer(Mixer):
         """Mix a prompt chunk by chunk and keep its final state."""
         return self.finish(self.memory.prefill(x_BTD, self.log_decay(x_BTD), cache), x_BTD)
 
+    def influence(self, x_BTD: Tensor) -> Influence:
         """Return the factor q_t (prod_{s<r<=t} (I - beta_r k_r k_r^T) diag(a_r)) beta_s k_s before each value."""
         return self.memory.influence(x_BTD, self.log_decay(x_BTD))
 
