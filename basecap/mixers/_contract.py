@@ -48,6 +48,8 @@ class Mixer(nn.Module, ABC):
     #: depend on the number of tokens so far. Otherwise the sequences of each length step apart. A class with a `step`
     #: of its own does not inherit it.
     takes_lengths: ClassVar[bool] = False
+    #: Whether `prefill` also reads further tokens into a cache that is not empty, of sequences of any lengths.
+    continues: ClassVar[bool] = False
     #: Small values of the options that set a size, for the conformance suite, so that short sequences have several
     #: heads and cross windows and chunks. Options that Config lacks, and lengths that are None, are ignored.
     tiny: ClassVar[Mapping[str, Any]] = {"heads": 2, "head_dim": 32, "chunk": 16, "window": 16}
@@ -56,6 +58,8 @@ class Mixer(nn.Module, ABC):
         super().__init_subclass__(**options)
         if "step" in vars(cls) and "takes_lengths" not in vars(cls):
             cls.takes_lengths = False
+        if "prefill" in vars(cls) and "continues" not in vars(cls):
+            cls.continues = False
 
     def __init__(self, config: MixerConfig, layer: LayerSpec):
         super().__init__()
@@ -81,7 +85,10 @@ class Mixer(nn.Module, ABC):
         """Mix the next token and update `cache` in place. Returns [B, 1, D], equal to forward at that position."""
 
     def prefill(self, x_BTD: Tensor, cache: Cache) -> Tensor:
-        """Mix a prompt and fill an empty `cache`; equals forward. The default calls `step` for each token."""
+        """Mix a prompt and fill an empty `cache`; equals forward. The default calls `step` for each token.
+
+        With `continues` it also mixes further tokens, from the state in `cache`.
+        """
         return torch.cat([self.step(x_BTD[:, t : t + 1], cache) for t in range(x_BTD.shape[1])], dim=1)
 
     def influence(self, x_BTD: Tensor) -> Influence | None:

@@ -76,8 +76,10 @@ class DeltaMemory(nn.Module):
         return self._advance(x_B1D, convolve_step(self.conv, self.qkv(x_B1D), cache), log_decay, cache)
 
     def prefill(self, x_BTD: Tensor, log_decay: Tensor | None, cache: Cache) -> Tensor:
-        """Read at every token of a prompt [B, T, H, V], chunk by chunk, into an empty cache."""
+        """Read at every token of a prompt, or more of it, [B, T, H, V], chunk by chunk."""
         projected = self.qkv(x_BTD)
+        if self.conv is not None and cache.length:
+            return self._advance(x_BTD, self.conv.further(projected, cache.tensors["conv"]), log_decay, cache)
         if self.conv is not None:
             self.conv.fill(projected, cache.tensors["conv"])
         return self._advance(x_BTD, convolve(self.conv, projected, None), log_decay, cache)
@@ -132,6 +134,7 @@ class DeltaMixer(Mixer):
     """A mixer around a `DeltaMemory`; subclasses build `memory` and say how it decays and what follows the reading."""
 
     takes_lengths: ClassVar[bool] = True
+    continues: ClassVar[bool] = True
     memory: DeltaMemory
 
     @abstractmethod
@@ -155,7 +158,7 @@ class DeltaMixer(Mixer):
         return self.finish(self.memory.step(x_B1D, self.log_decay(x_B1D), cache), x_B1D)
 
     def prefill(self, x_BTD: Tensor, cache: Cache) -> Tensor:
-        """Mix a prompt chunk by chunk and keep its final state."""
+        """Mix a prompt, or more of it, chunk by chunk and keep its final state."""
         return self.finish(self.memory.prefill(x_BTD, self.log_decay(x_BTD), cache), x_BTD)
 
     def influence(self, x_BTD: Tensor) -> Influence:

@@ -150,6 +150,12 @@ class ShortConvolution(nn.Module):
             out = out + self.bias.to(wide)
         return (F.silu(out) if self.activation == "silu" else out).to(x_B1D.dtype)
 
+    def further(self, x_BTD: Tensor, last: Tensor) -> Tensor:
+        """Convolve further tokens [B, T, D] and update `last` in place."""
+        whole = torch.cat([last.to(x_BTD.dtype), x_BTD], dim=1)
+        last.copy_(whole[:, whole.shape[1] - last.shape[1] :])
+        return self(whole)[:, last.shape[1] :]
+
     def fill(self, x_BTD: Tensor, last: Tensor) -> None:
         """Put the last inputs of a prompt into an empty cache."""
         kept = min(self.width - 1, x_BTD.shape[1])

@@ -103,6 +103,7 @@ class TimeMix(Mixer):
     """A mixer that sees the token shift of its input and keeps a recurrent state: RWKV of any generation."""
 
     takes_lengths = True
+    continues = True
 
     @abstractmethod
     def empty_state(self, batch: int) -> Tensor:

@@ -40,6 +40,7 @@ class BasedLinear(Mixer):
 
     sizes: ClassVar = {768: {"heads": 12}, 2048: {"heads": 16}}
     takes_lengths = True
+    continues = True
 
     def __init__(self, config: Config, layer: LayerSpec):
         super().__init__(config, layer)

@@ -66,6 +66,7 @@ class Mamba2(Mixer):
     config: Config
     sizes: ClassVar = {768: {"heads": 24}, 2048: {"heads": 64}}
     takes_lengths = True
+    continues = True
 
     def __init__(self, config: Config, layer: LayerSpec):
         super().__init__(config, layer)
@@ -148,8 +149,11 @@ class Mamba2(Mixer):
         return self._advance(mixed.split(self.widths, dim=-1), raw_dt, gate, cache)
 
     def prefill(self, x_BTD: Tensor, cache: Cache) -> Tensor:
-        """Mix a prompt chunk by chunk and keep its final state."""
+        """Mix a prompt, or more of it, chunk by chunk and keep its final state."""
         gate, mixed, raw_dt = self.in_proj(x_BTD)
+        if self.conv is not None and cache.length:
+            parts = self.conv.further(mixed, cache.tensors["conv"]).split(self.widths, dim=-1)
+            return self._advance(parts, raw_dt, gate, cache)
         if self.conv is not None:
             self.conv.fill(mixed, cache.tensors["conv"])
         return self._advance(self._convolve(mixed), raw_dt, gate, cache)

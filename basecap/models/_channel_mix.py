@@ -28,6 +28,7 @@ class ChannelMix(nn.Module):
     """
 
     takes_lengths = True
+    continues = True
 
     def __init__(self, generation: Literal[4, 5, 6, 7], layer: LayerSpec, inner: int):
         """Build the layer of a generation of RWKV, with a squared ReLU of width `inner`, or `layer.inner`."""

@@ -30,6 +30,7 @@ class FeedForward(nn.Module):
     """`down(act(up(x)))`, or `down(act(gate(x)) * up(x))` when gated (arXiv 2002.05202, eq. 6)."""
 
     takes_lengths = True
+    continues = True
 
     def __init__(
         self, activation: Activation, layer: LayerSpec, inner: int, *, bias: bool = False, scheme: Scheme = "gpt-2"
@@ -70,7 +71,7 @@ class FeedForward(nn.Module):
 
     def prefill(self, x_BTD: Tensor, cache: Cache) -> Tensor:
         """Map a prompt."""
-        cache.length = x_BTD.shape[1]
+        cache.length += x_BTD.shape[1]
         return self._map(x_BTD, lambda canon, h: canon.extend(h, cache.tensors["canon"]))
 
     def recipe(self) -> dict[str, ParameterRecipe]:

@@ -189,10 +189,11 @@ class LanguageModel(nn.Module):
         return [block.init_cache(batch, max_length) for block in self._blocks]
 
     @torch.no_grad()  # else the caches would keep the graphs of all their tokens
-    def prefill(self, tokens_BT: Tensor, caches: Caches) -> Tensor:
+    def prefill(self, tokens_BT: Tensor, caches: Caches, *, hidden: bool = False) -> Tensor:
         """Read a prompt, int64 [B, T], into empty `caches`; return the logits of the token after it [B, vocab].
 
-        The logits have no gradient; the logits of `step` have no gradient either.
+        With `hidden` the normalised activations [B, D] that the head reads are returned instead. What `prefill` and
+        `step` return has no gradient.
 
         Raises:
             ConfigError: an empty prompt, one longer than the learned positions, or caches that have seen tokens.
@@ -200,15 +201,11 @@ class LanguageModel(nn.Module):
         seen = caches[0].mixer.length
         if seen:
             raise ConfigError(f"the caches have seen {seen} tokens; prefill new ones, or continue with step.")
-        x = self._embed(tokens_BT)
-        added: Tensor | None = None
-        shared: dict[str, Tensor] = {}
-        for prefill, cache in zip(self._block_prefills, caches, strict=True):
-            x, added = prefill(x, added, cache, shared)
-        return self._prompt_logits(x, added)
+        x, added = _through(self._block_prefills, self._embed(tokens_BT), caches)
+        return self._last_hidden(x, added) if hidden else self._prompt_logits(x, added)
 
     @torch.no_grad()
-    def prefill_each(self, prompts: Sequence[Tensor], caches: Caches) -> Tensor:
+    def prefill_each(self, prompts: Sequence[Tensor], caches: Caches, *, hidden: bool = False) -> Tensor:
         """Read prompts of any lengths, int64 [T] each, into empty `caches`; return the next logits [B, vocab].
 
         Prompts of one length are read together and none is padded, so the state of each is that of the prompt alone.
@@ -222,12 +219,12 @@ class LanguageModel(nn.Module):
         """
 
         def fill(rows: list[int], part: Caches) -> Tensor:
-            return self.prefill(torch.stack([prompts[row] for row in rows]), part)
+            return self.prefill(torch.stack([prompts[row] for row in rows]), part, hidden=hidden)
 
         return fill_rows(caches, [len(prompt) for prompt in prompts], fill, self.embedding.weight.device)
 
     @torch.no_grad()
-    def step(self, tokens_B1: Tensor, caches: Caches) -> Tensor:
+    def step(self, tokens_B1: Tensor, caches: Caches, *, hidden: bool = False) -> Tensor:
         """Read one more token of each sequence, int64 [B, 1]; return the logits of the token after it [B, vocab].
 
         Raises:
@@ -236,11 +233,26 @@ class LanguageModel(nn.Module):
         x = self._embed(tokens_B1, cache=caches[0].mixer)
         if x.shape[1] > 1:
             raise ConfigError(f"a step reads one token at a time, not {x.shape[1]}; read a prompt with prefill.")
-        added: Tensor | None = None
-        shared: dict[str, Tensor] = {}
-        for step, cache in zip(self._block_steps, caches, strict=True):
-            x, added = step(x, added, cache, shared)
-        return self._next_logits(x, added)
+        x, added = _through(self._block_steps, x, caches)
+        return self._last_hidden(x, added) if hidden else self._next_logits(x, added)
+
+    @property
+    def continues(self) -> bool:
+        """Whether `further` can be called: no layer needs a step for each token."""
+        return self.positions is None and all(block.continues for block in self._blocks)
+
+    @torch.no_grad()
+    def further(self, tokens_BT: Tensor, caches: Caches) -> Tensor:
+        """Read further tokens of each sequence at once, int64 [B, T]; return the normalised activations [B, T, D].
+
+        Where rows are padded on the right, the caches are of no use afterwards.
+
+        Raises:
+            ConfigError: no token, or a model that does not declare `continues`.
+        """
+        if not self.continues:
+            raise ConfigError("a layer of this model reads further tokens one by one; read them with step.")
+        return self.norm(total(*_through(self._block_prefills, self._embed(tokens_BT), caches)))
 
     def parameters_count(self) -> int:
         """Number of parameters, a tied head counted once."""
@@ -287,8 +299,11 @@ class LanguageModel(nn.Module):
     def _loss(self, x: Tensor, added: Tensor | None, targets: Tensor) -> Tensor:
         return linear_cross_entropy(self._final(x, added), self.head_weight, targets)
 
+    def _last_hidden(self, x: Tensor, added: Tensor | None) -> Tensor:
+        return self.norm(total(x, added)[:, -1])
+
     def _last_logits(self, x: Tensor, added: Tensor | None) -> Tensor:
-        return nn.functional.linear(self.norm(total(x, added)[:, -1]), self.head_weight)
+        return nn.functional.linear(self._last_hidden(x, added), self.head_weight)
 
     def _check_positions(self, length: int) -> None:
         if self.positions is not None and length > self.config.max_length:
@@ -325,6 +340,15 @@ def outline(config: ModelConfig) -> LanguageModel:
     """Build a model on the meta device, to count parameters, FLOPs and state; raises ConfigError."""
     with torch.device("meta"), _NoDraws():
         return LanguageModel(config)
+
+
+def _through(blocks: Sequence[Callable[..., Stream]], x: Tensor, caches: Caches) -> Stream:
+    """Return the activations after `prefill` or `step` of each block."""
+    added: Tensor | None = None
+    shared: dict[str, Tensor] = {}
+    for block, cache in zip(blocks, caches, strict=True):
+        x, added = block(x, added, cache, shared)
+    return x, added
 
 
 def _token_losses(hidden_BTD: Tensor, weight_VD: Tensor, targets_BT: Tensor) -> Tensor:

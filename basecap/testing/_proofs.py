@@ -167,6 +167,11 @@ def decoding(harness: Harness) -> Iterator[Check]:
         )
         yield harness.check(f"{name}: cache length", float(lengths != {T}), 0.0, broken)
         yield _decodes(harness, name, y, prompt)
+    if all(mixer.continues for mixer in harness.layers.mixers):
+        caches, cut = harness.layers.init_cache(BATCH, T), T // 3
+        y = torch.cat([harness.layers.prefill(part, caches) for part in x.split([cut, T - cut], dim=1)], dim=1)
+        broken = f"the output of {harness.place('prefill')} after another one differs from forward; leave out continues"
+        yield harness.same(f"prefill {cut}, then the rest", y, harness.y, broken)
 
 
 def _decodes(harness: Harness, name: str, y: Tensor, prompt: int, where: str = "", of: str = "") -> Check:

@@ -79,6 +79,27 @@ def test_answers_that_differ_in_the_last_token_are_read_once(context, model, mon
     assert rows == [1]
 
 
+@pytest.mark.parametrize("name", ["transformer++ absolute", "mamba-2", "top1-chunk-exact"])
+def test_choices_share_the_state_of_their_context(context, name, monkeypatch):
+    asked, generator = other(byte_tokenizer(), name), np.random.default_rng(0)
+    questions = [generator.integers(256, size=length).tolist() for length in (9, 14, 9, LENGTH - 4)]
+    pairs = [(before, generator.integers(256, size=1 + at).tolist()) for before in questions for at in (1, 0, 2, 4)]
+    likely = generate(asked, torch.tensor([questions[0]]), 3)[0].tolist()
+    pairs.append((questions[0], likely))
+    read = []
+    prefill = LanguageModel.prefill
+    monkeypatch.setattr(
+        LanguageModel, "prefill", lambda self, x, *rest, **keys: read.append(x.shape) or prefill(self, x, *rest, **keys)
+    )
+    for size in (1, 10_000):
+        with torch.no_grad():
+            found = scorer_of(context, asked, size).scores(pairs)
+        expected = [plain(asked, *pair) for pair in pairs]
+        assert [one for one, _ in found] == pytest.approx([one for one, _ in expected], abs=2e-5)
+        assert [best for _, best in found] == [best for _, best in expected] and found[-1][1]
+    assert sum(rows * length for rows, length in read) == 2 * sum(map(len, questions))  # once for each size
+
+
 def test_continuations_are_those_of_each_prompt_alone(context, model):
     prompts = [[1, 2, 3], [4], [7, 8, 9], [3, 2, 1], [5, 6]]
     found = scorer_of(context, other(byte_tokenizer()), 20).continuations(prompts, 6, lambda tokens: False)
