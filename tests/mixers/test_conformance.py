@@ -123,6 +123,14 @@ class MisplacesShortPrompts(Attention):
         return y_B1D
 
 
+class BeginsAnew(Attention):
+    continues = True
+
+    def prefill(self, x_BTD, cache: Cache):
+        cache.length = 0
+        return super().prefill(x_BTD, cache)
+
+
 class IgnoresSegments(Attention):
     def forward(self, x_BTD, segments=None):
         return super().forward(x_BTD, None)
@@ -235,6 +243,7 @@ def register(monkeypatch):
         (ForgetsInDecoding, {"decode"}),
         (MiscountsTokens, {"prefill 1, then decode: cache length"}),
         (MisplacesShortPrompts, {"unequal prompts", "decode unequal prompts in float32"}),
+        (BeginsAnew, {"prefill 49, then the rest"}),
         (IgnoresSegments, {"packed segments", "packed gradients"}),
         (MixesTheBatch, {"batch invariance"}),
         (WrongGradient, {"derivatives"}),

@@ -120,14 +120,14 @@ class LibraryTasks:
         """
         model, tokens = AskedModel(tokenizer, length), 0.0
         for name, task in self.tasks.items():
-            requests = self._requests(name, min(LOOKED_AT, self._limit or LOOKED_AT))
+            requests = [*self._requests(name, min(LOOKED_AT, self._limit or LOOKED_AT))]
             cut = read = 0
             for kind, members in _by_kind(requests).items():
                 with named(name):
                     getattr(model, kind)(members)
                 cut += sum(model.cut)
                 read += model.read
-            task._instances = None  # they hold all prompts
+            task.instances.clear()  # they hold all prompts
             documents = min(len(task.eval_docs), self._limit or len(task.eval_docs))
             tokens += read * documents / max(1, len({request.doc_id for request in requests}))
             found = (
@@ -150,7 +150,7 @@ class LibraryTasks:
         for name, task in self.tasks.items():
             every = self._requests(name, self._limit)
             samples[name, QUESTIONS] = _objects([_questions(task, every)])
-            own[name] = _of_share(every, share)
+            own[name] = every[:] = _of_share(every, share)
         cut: dict[str, dict[int, bool]] = {name: {} for name in own}
         for kind, requests in _by_kind([request for members in own.values() for request in members]).items():
             found = getattr(model, kind)(requests)
@@ -160,10 +160,9 @@ class LibraryTasks:
                 seen[request.doc_id] = shortened or seen.get(request.doc_id, False)
         for name, task in self.tasks.items():
             samples[name, CUT] = np.array([*cut[name].values()], dtype=bool)
-            task._instances = own[name]
             for metric, values in _processed(task).items():
                 samples[name, metric] = _objects(values)
-            task._instances = None
+            task.instances.clear()
         return samples
 
     def measurements(self, samples: Samples) -> list[Measurement]:
