@@ -22,6 +22,8 @@ from basecap.testing._unequal import unequal_prompts
 LATER = "with layer.index 1"
 #: Sequences in a pass where there are many: what a large state computes with fits into the processor's cache.
 ROWS = 4
+#: Rows of the batch that smaller ones are compared with.
+LARGE_BATCH = 16
 
 
 def shape(harness: Harness) -> Check:
@@ -271,11 +273,11 @@ def batches(harness: Harness) -> Iterator[Check]:
     broken = f"{forward} mixes the rows of a batch: the output of a row alone differs from its output in a batch"
     yield harness.same("batch invariance", alone, harness.y, broken)
     short = harness.length // 4
-    x = harness.random("x of a batch", ROWS, short, harness.hidden)
+    x = harness.random("x of a batch", LARGE_BATCH, short, harness.hidden)
     y = harness.layers(x)
     for count in (1, 3):
-        broken = f"{forward} gives another output for a row in a batch of {count} than in one of {ROWS}"
-        yield harness.same(f"batch of {count} and of {ROWS}", harness.layers(x[:count]), y[:count], broken)
+        broken = f"{forward} gives another output for a row in a batch of {count} than in one of {LARGE_BATCH}"
+        yield harness.same(f"batch of {count} and of {LARGE_BATCH}", harness.layers(x[:count]), y[:count], broken)
 
 
 def state_bytes(harness: Harness) -> Iterator[Check]:
