@@ -27,10 +27,14 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell starts comma
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+gc.disable()  # while tests are collected, see below
+
+
 def pytest_collection_finish() -> None:
     """Have the garbage collector leave alone what was imported, which it would search again and again."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)
