@@ -1,16 +1,22 @@
 """Processes that have imported everything: starting Python with PyTorch takes seconds, and so does its first step."""
 
+import contextlib
+import io
 import multiprocessing
 import os
 import socket
+import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import torch
 
 from basecap.cli import main
+from basecap.testing import fresh_process
 
 FORKS = multiprocessing.get_context("forkserver")
 #: The first step of an optimiser imports torch._dynamo, the command `run` basecap.run.execute.
@@ -38,6 +44,45 @@ def command(*arguments: object) -> None:
     """Run the command line."""
     sys.argv = ["basecap", *map(str, arguments)]
     main()
+
+
+def _answer(connection: Connection) -> None:
+    sys.stdin = io.StringIO(connection.recv_bytes().decode())
+    with tempfile.TemporaryFile() as output, open(os.devnull, "wb") as nowhere:
+        os.dup2(output.fileno(), 1)
+        os.dup2(nowhere.fileno(), 2)
+        fresh_process.answer()
+        output.seek(0)
+        connection.send_bytes(output.read())
+
+
+class Answering:
+    """What `FreshProcess` uses of `subprocess.Popen`, for a fork: it has read no plugin file, as a new process."""
+
+    def __init__(self) -> None:
+        self._connection, other = FORKS.Pipe()
+        self._process = FORKS.Process(target=_answer, args=(other,))
+        self._process.start()
+        other.close()
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.exitcode
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def communicate(self, asked: bytes | None = None, seconds: float | None = None) -> tuple[bytes, None]:
+        """Send bytes and return the answer, empty where the process ends without one; raises TimeoutExpired."""
+        answer = b""
+        if asked is not None:
+            self._connection.send_bytes(asked)
+            if not self._connection.poll(seconds):
+                raise subprocess.TimeoutExpired("a fork", seconds or 0.0)
+            with contextlib.suppress(EOFError):
+                answer = self._connection.recv_bytes()
+        self._process.join()
+        return answer, None
 
 
 def pair(function: Callable[..., None], *arguments: object, output: Path, seconds: float) -> str:
