@@ -1,5 +1,4 @@
-"""A training job: one run of a study, import contextlib
-from its last checkpoint to its end or to the record of why it failed."""
+"""A training job: one run of a study, from its last checkpoint to its end or to the record of why it failed."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
