@@ -164,6 +164,7 @@ def _palm_flops(model: LanguageModel, length: int) -> float:
 
 
 def _peer(peer: peers.Peer, setting: BenchSetting, device: torch.device) -> Row:
+    peers.refuse_known_bad(peer, device)
     model: Any = peers.build(peer, hidden=setting.hidden, vocab=setting.vocab).to(device)
     optimiser = torch.optim.AdamW(model.parameters(), fused=device.type == "cuda")
     row = _row(model, lambda x: model(input_ids=x[:, :-1], labels=x[:, :-1]).loss, optimiser, setting, device)

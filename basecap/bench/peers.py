@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from basecap.errors import ConfigError
+from basecap.ops.known_bad import FLA_DELTA, known_bad_on
 
 
 class Peer(NamedTuple):
@@ -17,6 +18,7 @@ class Peer(NamedTuple):
     stem: str
     blocks: int  # for 85M to 100M parameters without embeddings at width 768
     heads: Callable[[int], dict[str, int]]  # width -> the options whose defaults only fit width 2048
+    kernels: str | None = None  # what `basecap.ops.known_bad` calls its kernels
 
 
 #: Everything else is left at fla's defaults. Heads keep their default share of the width, or are the usual 64 wide. Its
@@ -24,8 +26,8 @@ class Peer(NamedTuple):
 PEERS = (
     Peer("Transformer", 12, lambda hidden: {"num_heads": hidden // 64}),
     Peer("Mamba2", 24, lambda hidden: {}),
-    Peer("DeltaNet", 12, lambda hidden: {"num_heads": hidden // 128}),
-    Peer("GatedDeltaNet", 12, lambda hidden: {"num_heads": 6, "head_dim": hidden // 8}),
+    Peer("DeltaNet", 12, lambda hidden: {"num_heads": hidden // 128}, FLA_DELTA),
+    Peer("GatedDeltaNet", 12, lambda hidden: {"num_heads": 6, "head_dim": hidden // 8}, FLA_DELTA),
     Peer("RWKV6", 12, lambda hidden: {"num_heads": hidden // 64}),
     Peer("RWKV7", 12, lambda hidden: {}),
 )
@@ -36,6 +38,13 @@ def require() -> None:
     # Looking for a submodule imports its parent, which may be missing too.
     if importlib.util.find_spec("fla") is None or importlib.util.find_spec("fla.models") is None:
         raise ConfigError("peers need the package flash-linear-attention; pip install 'basecap[gpu]'.")
+
+
+def refuse_known_bad(peer: Peer, device: torch.device) -> None:
+    """Raise ConfigError where the installed releases are known to compute the model wrongly on this GPU."""
+    fault = known_bad_on(device).get(peer.kernels or "")
+    if fault is not None:
+        raise ConfigError(f"{fault}.")
 
 
 def build(peer: Peer, *, hidden: int, vocab: int) -> nn.Module:

@@ -5,12 +5,15 @@ import os
 import signal
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from basecap.cli.options import AsJson, Device, LongLength, NewMixer, Plugins, load_plugins, log
 from basecap.cli.output import print_table
+
+if TYPE_CHECKING:
+    import torch
 
 
 def check(
@@ -33,7 +36,8 @@ def check(
 ) -> None:
     """Test every mixer and op, or the mixers and tasks of --plugin, against its reference.
 
-    Prints a row for what passed of each mixer and op, then the failed checks. Exits with code 1 if a check fails.
+    Prints a row for what passed of each mixer and op, then the failed checks, and which installed releases are known to
+    be wrong on this GPU. Exits with code 1 if a check fails.
     """
     from basecap.mixers import ARCHITECTURES
     from basecap.system.environment import choose_device, limit_processors
@@ -64,13 +68,22 @@ def check(
         print_table("checks", failed if only_failed else rows if as_json else folded(rows), as_json)
     how = "." if tasks and not names else f"; {covered(longest)}"
     log(f"{len(rows)} check{'' if len(rows) == 1 else 's'}, {len(failed)} failed{how}")
-    if unchecked:
-        log(f"implementations not checked, as they do not run here: {'; '.join(unchecked)}.")
+    _log_kernels(unchecked, chosen)
     if stopped:
         log("interrupted: the table shows the checks that ran.")
         raise typer.Exit(130)
     if failed:
         raise typer.Exit(1)
+
+
+def _log_kernels(unchecked: Sequence[str], device: "torch.device") -> None:
+    """Say which implementations were not checked, and which releases are known to be wrong on this device."""
+    from basecap.ops.known_bad import known_bad_on
+
+    if unchecked:
+        log(f"implementations not checked, as they do not run here: {'; '.join(unchecked)}.")
+    if wrong := known_bad_on(device):
+        log(f"known to be wrong with the installed releases on this GPU: {'; '.join(wrong.values())}.")
 
 
 def guard(arguments: Sequence[str]) -> Callable[[], object]:

@@ -32,7 +32,7 @@ run.json call it:
 
 Beside the ops are parts that several of them share: `_recurrence` (ops with a state), `_selection` (Top-1),
 `_dispatch`, `_shapes` (checks of arguments), `_transforms` (derivatives that are refused), `_influence`, `_saved`
-(activation checkpointing), `_launch` and `kernels_shared`.
+(activation checkpointing), `_launch`, `kernels_shared`, and `known_bad`: releases that are wrong on some GPUs.
 """
 
 from basecap.ops._dispatch import (

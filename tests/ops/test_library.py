@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from basecap.ops import _dispatch, delta_rule
+from basecap.ops import _dispatch, delta_rule, known_bad
 from basecap.ops.delta_rule import fla_kernels
 from tests.ops._recurrences import draw
 
@@ -15,6 +15,9 @@ from tests.ops._recurrences import draw
 def forget():
     _dispatch._log_once.cache_clear()
     fla_kernels._refusal.cache_clear()
+    known_bad.known_bad_on.cache_clear()
+    yield
+    known_bad.known_bad_on.cache_clear()
 
 
 @pytest.fixture
@@ -28,30 +31,13 @@ def on_card(*shape: int, dtype: torch.dtype = torch.bfloat16) -> SimpleNamespace
     return SimpleNamespace(is_cuda=True, device=torch.device("cuda", 0), dtype=dtype, shape=shape)
 
 
-@pytest.mark.parametrize(
-    ("fla", "triton", "capability", "reason"),
-    [
-        ("0.6.0", "3.7.1", (9, 0), None),
-        ("0.6.1", "3.8.0+git1", (9, 0), None),
-        ("0.6.0", "3.6.0", (8, 0), None),
-        ("0.6.0", "3.3.1", (9, 0), None),
-        ("0.6.0", "3.6.0", (9, 0), "Triton 3.6.0 computes wrong gradients"),
-        ("0.6.0", "3.4.0", (9, 0), "Triton 3.4.0 computes wrong gradients"),
-        ("0.6.0", "3.7.0", (9, 0), "install triton 3.7.1 or newer"),
-        ("0.5.2", "3.7.1", (8, 0), "fla-core 0.5.2 is older"),
-    ],
-)
-def test_known_bad_versions_are_refused_by_name(fla: str, triton: str, capability: tuple[int, int], reason: str | None):
-    found = fla_kernels.known_bad(fla, triton, capability)
-    assert found == reason or reason in found
-
-
 def test_versions_and_card_are_asked_for(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(fla_kernels.importlib.util, "find_spec", lambda name: name)
-    monkeypatch.setattr(fla_kernels, "version", {"fla-core": "0.6.0", "triton": "3.6.0"}.__getitem__)
+    for module in (fla_kernels, known_bad):
+        monkeypatch.setattr(module, "version", {"fla-core": "0.6.0", "triton": "3.6.0"}.__getitem__)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     v = on_card(2, 5, 3, 64)
-    assert "Triton 3.6.0" in fla_kernels.unsupported(v, None)
+    assert "triton 3.6.0" in fla_kernels.unsupported(v, None)
     monkeypatch.setattr(fla_kernels, "version", lambda name: importlib.metadata.version(f"no-{name}"))
     fla_kernels._refusal.cache_clear()
     assert "release of no-fla-core is unknown" in fla_kernels.unsupported(v, None)

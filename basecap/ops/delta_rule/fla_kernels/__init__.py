@@ -4,7 +4,6 @@ They take wider heads than the kernels of this package.
 """
 
 import importlib.util
-import re
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 
@@ -14,6 +13,7 @@ from torch import Tensor
 from basecap.ops._dispatch import constant_result
 from basecap.ops._transforms import refuse_transforms
 from basecap.ops.delta_rule import triton_kernels
+from basecap.ops.known_bad import FLA_DELTA, known_bad_on
 
 RUNS, BACKEND = "flash-linear-attention's kernels", None
 
@@ -48,24 +48,10 @@ def _refusal(device: torch.device) -> str | None:
     if importlib.util.find_spec("fla") is None:
         return "flash-linear-attention is not installed (pip install 'basecap[gpu]')"
     try:
-        releases = version("fla-core"), version("triton")
+        version("fla-core"), version("triton")
     except PackageNotFoundError as error:
         return f"the release of {error.name} is unknown; install it as a package of that name"
-    return known_bad(*releases, torch.cuda.get_device_capability(device))
-
-
-def known_bad(fla: str, triton: str, capability: tuple[int, int]) -> str | None:
-    """Return why these versions are refused on a card of this compute capability, or None."""
-    if _numbers(fla) < (0, 6, 0):
-        return f"fla-core {fla} is older than 0.6.0, the first release whose arguments are known here"
-    # Issues 640 and 984 of fla-org/flash-linear-attention.
-    if capability[0] == 9 and (3, 4, 0) <= _numbers(triton) < (3, 7, 1):
-        return f"Triton {triton} computes wrong gradients of the delta rules on Hopper; install triton 3.7.1 or newer"
-    return None
-
-
-def _numbers(release: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in re.findall(r"\d+", release)[:3])
+    return known_bad_on(device).get(FLA_DELTA)
 
 
 def delta_rule(

@@ -8,6 +8,7 @@ import triton
 from torch import Tensor
 
 from basecap.ops._launch import block_of, dense
+from basecap.ops.known_bad import PIPELINES, known_bad_on
 from basecap.ops.ssd.triton_kernels import BT, kernels
 
 #: Heads of one program where heads share queries and keys.
@@ -58,7 +59,7 @@ class _Inputs:
 
 def _stages(v: Tensor, BK: int, BV: int) -> int:
     """Return 3, to load one head or chunk ahead, where the kernel with the most loads has room for it; else 1."""
-    if not v.is_cuda:
+    if not v.is_cuda or PIPELINES in known_bad_on(v.device):
         return 1
     room = torch.cuda.get_device_properties(v.device).shared_memory_per_multiprocessor
     return 3 if v.element_size() * (BT * BK + 6 * BT * BV + 3 * BK * BV) + 5120 <= room else 1

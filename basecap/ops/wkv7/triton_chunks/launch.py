@@ -9,6 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from basecap.ops._launch import block_of
+from basecap.ops.known_bad import PIPELINES, known_bad_on
 from basecap.ops.wkv7.triton_chunks import kernels, kernels_backward
 
 #: Channels per step of the products that sum over channels.
@@ -118,7 +119,7 @@ def _walk(inputs: _Inputs, chunks: _Chunks, v: Tensor, first: Tensor | None, las
 
 def _stages(inputs: _Inputs, BK: int, BV: int) -> int:
     """Return 2, for walks to load one chunk ahead, where there is room for two chunks' tiles; else 1."""
-    if inputs.v.dtype == torch.float32 or not inputs.v.is_cuda:
+    if inputs.v.dtype == torch.float32 or not inputs.v.is_cuda or PIPELINES in known_bad_on(inputs.v.device):
         return 1
     room = torch.cuda.get_device_properties(inputs.v.device).shared_memory_per_multiprocessor
     numbers = 2 * inputs.chunk * (3 * BK + BV) + 2 * BK * BV
