@@ -6,9 +6,10 @@ be imported, in its `launch`, and
 
     RUNS: str               its name in logs and in run.json, "Triton kernels"
     BACKEND: str | None     the `backend` that selects it; None: only "auto" does
+    REPEATS: bool           left out, True: whether it gives the same bits twice, once PyTorch is deterministic
     supports(*given)        why it cannot run on these tensors, or None
 
-The first family that supports the tensors runs.
+The first family that supports the tensors runs; after `torch.use_deterministic_algorithms(True)`, that repeats itself.
 """
 
 import importlib
@@ -173,6 +174,18 @@ def _import_error(package: str) -> str | None:
     return None
 
 
+@constant_result
+def _deterministic() -> bool:
+    return torch.are_deterministic_algorithms_enabled()
+
+
+def _varies(family: ModuleType) -> str | None:
+    """Return why a family cannot run where the same bits are asked for twice, or None."""
+    if getattr(family, "REPEATS", True) or not _deterministic():
+        return None
+    return "they have no deterministic form"
+
+
 def check_backend(backend: Backend, backends: Sequence[str | None] = ("eager", "triton")) -> None:
     """Raise ConfigError unless `backend` is "auto" or one of the `backends` of an op."""
     if backend == "auto" or (backend is not None and backend in backends):
@@ -208,6 +221,7 @@ def choose(
         # Triton's interpreter takes tensors of the CPU, but only if it is asked to.
         avoided = backend == "auto" and family.BACKEND == "triton"
         reason = (_off_the_gpu(x) if avoided else None) or family.supports(*given) or (slower if avoided else None)
+        reason = reason or _varies(family)
         if reason is None:
             if backend != "eager" and x.dtype != torch.float64:
                 note(op, family.RUNS, _join_refusals(refused, last=family.BACKEND == "eager"))

@@ -44,7 +44,7 @@ class Machine:
     """What a run was trained on: device, "fp32" or "bf16", the version of each package, threads of a CPU, processes.
 
     `mesh` is empty for one process, else it has "parallel" ("ddp" or "fsdp"), "replicate" (copies of the model) and
-    "shard" (processes that hold one copy between them).
+    "shard" (processes that hold one copy between them). `deterministic` is what train.deterministic set.
     """
 
     device: str | None = None
@@ -52,6 +52,7 @@ class Machine:
     packages: dict[str, str] = field(default_factory=dict)
     threads: int | None = None
     mesh: dict[str, Any] = field(default_factory=dict)
+    deterministic: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,6 +20,7 @@ from basecap.run.trackers import Follower
 from basecap.run.trial import try_new
 from basecap.run.watching import UNWATCHED, Watching
 from basecap.study.config import StudyConfig
+from basecap.train.deterministic import prepare
 from basecap.train.distributed import processes
 from basecap.train.interruption import listening
 
@@ -60,14 +61,12 @@ def execute(
         checked = check(study, group.world)
         devices = devices_for(chosen, on, group.world)
         threads.refuse(on.threads, chosen)
+        prepare(chosen, [run.train for run in checked.runs])
         executor_of = EXECUTORS.get(on.executor)
         execution = Execution(study=study, out=out, device=str(chosen), plugins=loaded, on=on, profile=watching.profile)
         started = start_study(execution, checked, only, group, log, held)
         plan, runtime = started.plan, started.runtime
-        if on.threads is not None:
-            chosen_threads = dict.fromkeys((run.architecture for run in plan.runs), on.threads)
-            group.run_on_leader(lambda: threads.record(chosen_threads, runtime.records))
-
+        group.run_on_leader(lambda: _set_threads(plan.runs, on, runtime))
         held.enter_context(Follower(runtime.records, watching.trackers if group.is_leader else {}, study.title, log))
         with executor_of(started.execution, runtime, devices if len(plan.runs) > 1 else devices[:1]) as executor:
             failed = group.run_on_leader(lambda: try_new(plan.runs, runtime, executor.attempt, allow_unproved))
@@ -84,6 +83,12 @@ def execute(
             infos = failed + executor.train([run for run in plan.trained if run.name not in unsound])
             evaluate_stored(plan.trained, runtime, executor)
         return infos if group.is_leader else []
+
+
+def _set_threads(runs: Sequence[RunSpec], on: Resources, runtime: Runtime) -> None:
+    """Record the threads of the CPU that this command asks for, if it does."""
+    if on.threads is not None:
+        threads.record(dict.fromkeys((run.architecture for run in runs), on.threads), runtime.records)
 
 
 def _log_plan(runs: Sequence[RunSpec], runtime: Runtime) -> None:

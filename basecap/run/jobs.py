@@ -1,6 +1,7 @@
 """What the jobs of a study share within one process, and how the failure of a job is reported."""
 
 import logging
+import re
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -111,6 +112,12 @@ class Runtime:
 def lacks_memory(message: str) -> bool:
     """Whether a job failed because a device or this machine had no room; PyTorch has no one error for that."""
     return any(words in message for words in NO_MEMORY)
+
+
+def varying_operation(message: str) -> str | None:
+    """Return PyTorch's name of the operation without a deterministic form that a job failed of, or None."""
+    found = re.search(r"(\w+) does not have a deterministic implementation", message)
+    return None if found is None else found[1]
 
 
 def describe_failure(error: BaseException) -> JobFailure:

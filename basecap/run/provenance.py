@@ -22,6 +22,7 @@ from basecap.study.recorded_plugins import MODULE_OF
 from basecap.system import environment
 from basecap.train.checkpoint import latest
 from basecap.train.config import TrainSection
+from basecap.train.deterministic import settings
 from basecap.train.placement import resolve
 
 
@@ -38,6 +39,7 @@ def starting_info(records: RunRecords, run: RunSpec, device: torch.device, world
         packages={"basecap": found["basecap"], **found["packages"]},
         threads=found["threads"] if device.type == "cpu" else None,
         mesh={} if world == 1 else {"parallel": run.train.parallel, "replicate": copies, "shard": shard},
+        deterministic=settings(run.train, device),
     )
     held = records.info() if latest(records.resume) is not None else None
     before = () if held is None else held.before
@@ -60,6 +62,7 @@ def starting_info(records: RunRecords, run: RunSpec, device: torch.device, world
         packages=machine.packages,
         threads=machine.threads,
         mesh=machine.mesh,
+        deterministic=machine.deterministic,
         before=before,
         seconds={} if held is None else held.seconds,
         status="running",

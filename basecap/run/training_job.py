@@ -28,6 +28,7 @@ from basecap.testing.fresh_process import StoredModel
 from basecap.testing.subject import undisturbed
 from basecap.testing.trained_model import find_leaks
 from basecap.train.checkpoint import latest
+from basecap.train.deterministic import deterministic
 from basecap.train.distributed import SharedError
 from basecap.train.interruption import requested
 from basecap.train.loop import Trainer
@@ -52,7 +53,7 @@ def train_run(run: RunSpec, runtime: Runtime) -> RunInfo | None:
         if not group.run_on_leader(lambda: held.enter_context(runtime.records.claimed(records))):
             return None
         found = group.run_on_leader(lambda: finished_info(run, runtime))
-        with threads.recorded(run, runtime.records, runtime.device):
+        with threads.recorded(run, runtime.records, runtime.device), deterministic(run.train, runtime.device):
             return found or _train_claimed(run, runtime)
 
 

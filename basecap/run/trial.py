@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from basecap.data.workload import Workload
-from basecap.errors import TrainingError
+from basecap.errors import ConfigError, TrainingError
 from basecap.evals import Context, Evaluation
 from basecap.evals.domain_loss import DomainLoss
 from basecap.models.language_model import LanguageModel
@@ -19,7 +19,15 @@ from basecap.ops import IMPLEMENTATIONS
 from basecap.plan.runs import RunSpec
 from basecap.records import RunInfo, StudyRecords
 from basecap.run import threads
-from basecap.run.jobs import JobFailure, Runtime, Trial, describe_failure, lacks_memory, report_failure
+from basecap.run.jobs import (
+    JobFailure,
+    Runtime,
+    Trial,
+    describe_failure,
+    lacks_memory,
+    report_failure,
+    varying_operation,
+)
 from basecap.run.proofs import Doubt, doubt
 from basecap.run.provenance import starting_info
 from basecap.system.progress import progress
@@ -27,6 +35,7 @@ from basecap.testing.check_model import built_in
 from basecap.testing.subject import undisturbed
 from basecap.testing.trained_model import find_leaks_untrained
 from basecap.train.checkpoint import latest
+from basecap.train.deterministic import deterministic
 from basecap.train.diagnose import first_bad_module
 from basecap.train.distributed import error_sentence
 from basecap.train.optim import build_optimiser, clip_gradients, set_learning_rate
@@ -56,6 +65,9 @@ def try_new(runs: Sequence[RunSpec], runtime: Runtime, attempt: Attempt, allow_u
         attempt: tries runs, in this process or in several.
         allow_unproved: whether architectures train, and have a verdict, of which nothing proves that they see no
             future.
+
+    Raises:
+        ConfigError: train.deterministic, and an architecture with an operation that has no deterministic form.
     """
     if allow_unproved:
         _allow({run.architecture for run in runs if not built_in(run.model)}, runtime.records)
@@ -65,6 +77,7 @@ def try_new(runs: Sequence[RunSpec], runtime: Runtime, attempt: Attempt, allow_u
             tried[run.architecture] = trial
             advance(1, note=run.architecture)
     found = {name: trial.failure for name, trial in tried.items()}
+    _refuse_varying(found, runtime.device)
     if runtime.device.type == "cpu":
         timed = {name: trial.step_seconds for name, trial in tried.items() if trial.failure is None}
         threads.record_choice(timed, runtime.records, runtime.log)
@@ -93,6 +106,18 @@ def try_new(runs: Sequence[RunSpec], runtime: Runtime, attempt: Attempt, allow_u
             "and tries again what failed."
         )
     return infos
+
+
+def _refuse_varying(found: Mapping[str, JobFailure | None], device: torch.device) -> None:
+    """Raise ConfigError for architectures that failed as an operation has no deterministic form on this device."""
+    failed = {name: failure.message for name, failure in found.items() if failure is not None}
+    varying = {name: what for name, message in failed.items() if (what := varying_operation(message)) is not None}
+    if varying:
+        names = " and ".join(f"{name!r} ({what})" for name, what in varying.items())
+        raise ConfigError(
+            f"train.deterministic: {names} needs an operation of which PyTorch has no deterministic form on "
+            f"{device.type}; leave it out, or set train.deterministic=false."
+        )
 
 
 def _doubts(
@@ -136,7 +161,8 @@ def try_run(run: RunSpec, runtime: Runtime) -> Trial:
     trial = Trial()
     with undisturbed(placement.device), threads.recorded(run, runtime.records, placement.device) as held:
         try:
-            trial = _run(run, runtime.evaluations, runtime.workloads[run.task], placement, timed=held is None)
+            with deterministic(run.train, placement.device):
+                trial = _run(run, runtime.evaluations, runtime.workloads[run.task], placement, timed=held is None)
         except (Exception, SystemExit) as error:  # a fault of one architecture must not cost the others
             failure = replace(describe_failure(error), ops=dict(sorted(IMPLEMENTATIONS.items())))
             if lacks_memory(error_sentence(error)):

@@ -20,6 +20,8 @@ from basecap.version import __version__
 PACKAGES = ("torch", "triton", "numba", "numpy", "tokenizers", "safetensors", "fla-core", "lm-eval")
 #: Folders of the package whose code can change the numbers of a run.
 HASHED_FOLDERS = ("data", "evals", "mixers", "models", "ops", "tasks", "train")
+#: The variable of the buffers that cuBLAS works in, and such as give the same bits twice: 8 of 4,096 KiB.
+CUBLAS_VARIABLE, CUBLAS_BUFFERS = "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
 #: Options of glibc's mallopt: how much free memory at the end of the heap is returned to the system, and the size from
 #: which an allocation is mapped on its own and returned as soon as it is freed.
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
@@ -52,6 +54,15 @@ def _keep_freed_memory() -> None:
         libc = ctypes.CDLL(None)
         libc.mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
         libc.mallopt(M_MMAP_THRESHOLD, 2**25)  # the maximum in older releases
+
+
+def fix_cublas_buffers() -> None:
+    """Let cuBLAS work in fixed buffers, with which it gives the same bits twice, whatever the environment says.
+
+    It holds for this process and those that it starts, if this is called before their first product: PyTorch reads the
+    variable once, and takes these buffers from nowhere else.
+    """
+    os.environ[CUBLAS_VARIABLE] = CUBLAS_BUFFERS
 
 
 def most_threads() -> int:

@@ -132,6 +132,11 @@ class TrainSection(BaseModel):
         "(default: all), such as the GPUs of a host",
     )
     compile: bool | None = Field(None, description="use torch.compile (default: on a GPU only)")
+    deterministic: bool = Field(
+        False,
+        description="train with operations that give the same bits twice on the same machine; an architecture that "
+        "needs one without such a form is refused",
+    )
     cuda_graphs: bool = Field(
         False,
         description="on one GPU, replay forward and backward passes as CUDA graphs: the same numbers, several times as "

@@ -195,3 +195,17 @@ def test_a_numba_that_cannot_be_imported_is_as_good_as_none(error: Exception, mo
 def test_a_constant_result_is_marked_as_pytorch_marks_it():
     ours, theirs = constant_result(lambda: 0), torch.compiler.assume_constant_result(lambda: 0)
     assert vars(ours) == vars(theirs) != {}
+
+
+def test_families_that_vary_are_left_out_where_the_same_bits_are_asked_for(monkeypatch: pytest.MonkeyPatch):
+    varies = family("kernels", "triton")
+    varies.REPEATS = False
+    families = {"K": varies, "P": PLAIN}
+    with recorded():
+        assert choose("op", "auto", families, on_gpu()) == "K"
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
+    with recorded() as ran:
+        assert choose("op", "auto", families, on_gpu()) == "P"
+    assert ran == {"op": "plain PyTorch: they have no deterministic form"}
+    with pytest.raises(ConfigError, match="op cannot run its kernels: they have no deterministic form; use backend="):
+        choose("op", "triton", families, on_gpu())

@@ -162,3 +162,20 @@ def test_inputs_without_heads_or_channels_are_refused(op: str, arguments: list[t
         tensors.append(torch.zeros(2, dtype=torch.int64))
     with pytest.raises(ConfigError, match=message):
         getattr(PACKAGES[op], op)(*tensors)
+
+
+def test_families_that_add_atomically_say_whether_they_give_the_same_bits_twice():
+    root = Path(basecap.ops.__file__).parent
+    adding = {path.parent for path in root.rglob("*.py") if "atomic_add(" in path.read_text()}
+    found = {
+        family.__name__.removeprefix("basecap.ops."): getattr(family, "REPEATS", None)
+        for families in FAMILIES.values()
+        for family in families.values()
+        if Path(family.__file__).parent in adding or hasattr(family, "REPEATS")
+    }
+    assert found == {
+        "top1_chunk.triton_kernels": True,
+        "top1_chunk.gluon_kernels": True,
+        "delta_rule.fla_kernels": False,
+        "forgetting_attention.flex_kernels": False,
+    }

@@ -17,6 +17,9 @@ from basecap.ops.known_bad import FLA_DELTA, known_bad_on
 
 RUNS, BACKEND = "flash-linear-attention's kernels", None
 
+#: The library chooses tiles, and so the order of sums, by their speed at the first call.
+REPEATS = False
+
 
 def supports(v_BTHV: Tensor, q_BTHK: Tensor, segments: Tensor | None) -> str | None:
     """Return why these kernels cannot run, or None; heads that `triton_kernels` takes are left to plain PyTorch."""

@@ -9,6 +9,9 @@ from basecap.ops.forgetting_attention.eager import closing, totals
 
 RUNS, BACKEND = "FlexAttention", None
 
+#: Its kernels add the gradients of what a score reads beside queries and keys, here the decays, atomically.
+REPEATS = False
+
 
 def supports(q_BTHK: Tensor, v_BTHV: Tensor) -> str | None:
     """Return why FlexAttention does not run here, or None."""

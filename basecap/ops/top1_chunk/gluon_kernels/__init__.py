@@ -11,6 +11,9 @@ from basecap.ops.top1_chunk import triton_kernels
 
 RUNS, BACKEND = "Gluon kernels", "triton"
 
+#: What its backward pass adds atomically is at most two numbers to a zero, of which either order has the same sum.
+REPEATS = True
+
 
 def supports(q: Tensor, chunk: int) -> str | None:
     """Return why the kernels cannot run on queries [..., K] and chunks of this size, or None."""

@@ -9,6 +9,9 @@ from basecap.ops._dispatch import TRITON, unsupported_by_triton
 
 RUNS, BACKEND = TRITON, "triton"
 
+#: What its backward pass adds atomically is at most two numbers to a zero, of which either order has the same sum.
+REPEATS = True
+
 #: Bytes of shared memory a block of the kernels takes at most: what an A100 has.
 SHARED = 163 * 1024
 
