@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from basecap.cli.audit import audit
 from basecap.cli.bench import bench_app
 from basecap.cli.check import check, guard
 from basecap.cli.data import data_app
@@ -309,6 +310,7 @@ app.command(epilog='Example: basecap generate runs/quickstart/runs/transformer++
     generate
 )
 app.command(epilog="Example: basecap check --mixer mamba-2")(check)
+app.command(epilog="Example: basecap audit mamba-2")(audit)
 app.command(epilog="Example: basecap export runs/quickstart/runs/rwkv-7-s0 --to exported/rwkv-7")(export)
 app.command("import", epilog="Example: basecap import pythia-160m --out runs/quickstart")(import_)
 

@@ -115,8 +115,13 @@ def test_run_report_generate(study_file, tmp_path, basecap, refused):
     prompts.write_text("[1]")
     assert "prompts.jsonl:1 is no prompt" in refused("generate", run, *options)
 
+    (layer,) = json.loads(basecap("audit", run, "--device", "cpu", "--json")[1])
+    assert layer["layer"] == "layer 0, Attention" and layer["visibility"] == 1
+
     assert "transformer++-s0" in refused("generate", out, "the")
     assert "transformer++-s0" in refused("generate", out / "runs", "the")
+    assert "did you mean 'mamba-2'?" in refused("audit", "mamba2")
+    assert f"did you mean '{run}'?" in refused("audit", out / "runs" / "transformer-s0")
     assert f"did you mean '{run}'?" in refused("generate", out / "runs" / "transformer-s0", "the")
     assert "--seed" in basecap("generate", run, "the", "--seed", "9" * 23)[2]
     kept = (out / "study.yaml").read_text()

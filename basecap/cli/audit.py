@@ -1,0 +1,56 @@
+"""`basecap audit`: how far, by what and how sharply the layers of a mixer or of a trained model read the past."""
+
+import dataclasses
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from basecap.cli.options import AsJson, Device, Plugins, load_plugins
+from basecap.cli.output import print_table
+
+
+def audit(
+    what: Annotated[
+        str,
+        typer.Argument(
+            metavar="MIXER|RUN",
+            help="a mixer (`basecap list mixers`), untrained, or the directory of a trained run: DIR/runs/NAME-sSEED",
+            show_default=False,
+        ),
+    ],
+    length: Annotated[
+        int, typer.Option(min=16, max=4096, help="tokens of a sequence; of a run at most its training length")
+    ] = 256,
+    device: Device = None,
+    plugin: Plugins = [],
+    as_json: AsJson = False,
+) -> None:
+    """Measure how far back each layer reads, whether by content, and whether it can select any one position."""
+    load_plugins(plugin)
+    run = Path(what)
+    if run.exists() or len(run.parts) > 1:
+        from basecap.run.trained import info_of
+
+        info_of(run)  # a wrong directory is refused at once
+        from basecap.run.audited import audit_run
+
+        found = audit_run(run, length, device)
+    else:
+        from basecap.system.environment import choose_device
+        from basecap.testing.audit import audits_of
+
+        found = audits_of(what, length=length, device=choose_device(device))
+    if as_json:
+        rows = [{**dataclasses.asdict(one), "sentence": one.sentence} for one in found]
+    else:
+        columns = ("visibility", "relation", "selection", "null")
+        numbers = [
+            {name: None if (value := getattr(one, name)) is None else round(value, 3) for name in columns}
+            for one in found
+        ]
+        rows = [
+            {"layer": one.layer, **row, "weights": one.weights, "what it says": one.sentence}
+            for one, row in zip(found, numbers, strict=True)
+        ]
+    print_table(f"audit of {what}", rows, as_json)

@@ -1,0 +1,74 @@
+"""The audit is calibrated by layers whose answers are known."""
+
+import pytest
+
+from basecap.errors import ConfigError
+from basecap.mixers import Mixer
+from basecap.mixers.attention import Attention
+from basecap.testing.audit import Audit, audits_of
+from tests.testing._running_mean import RunningMean
+
+#: Tokens, and those that a window sees.
+LENGTH, WINDOW = 64, 16
+
+
+def only(name: str, length: int = LENGTH, **options: object) -> Audit:
+    (found,) = audits_of(name, length=length, options=options)
+    return found
+
+
+class Unknown(Attention):
+    """Attention that says nothing of its factors."""
+
+    influence = Mixer.influence
+
+
+class Sharing(Unknown):
+    takes_shared = True
+
+
+class Broken(Attention):
+    def influence(self, x_BTD):
+        return super().influence(x_BTD[..., 1:])
+
+
+def test_attention_has_all_three():
+    found = only("transformer++")
+    assert found.visibility == 1 and min(found.relation, found.selection) > 0.9 and found.null < 0.03
+    assert found.sentence == (
+        "It sees the whole past, weighs positions by their content and can select any one position."
+    )
+    assert found == only("transformer++")  # no number is random
+
+
+def test_a_window_is_blind_beyond_it():
+    found = only("transformer++", window=WINDOW)
+    assert found.visibility == (WINDOW - 1) / (LENGTH - 1)
+    assert found.relation > 0.9 and found.selection < 0.5
+    assert "sees 24% of the past" in found.sentence
+
+
+def test_fixed_keys_have_no_relation():
+    found = only("transformer++ random k")
+    assert found.visibility == 1 and found.relation == 0
+    assert "hardly by their content" in found.sentence
+
+
+def test_linear_attention_without_decay_cannot_select():
+    found = only("mamba-2 decay none w/o conv", length=160)  # many more positions than channels of its state
+    assert found.visibility == 1 and found.relation > 0.9 and found.selection - found.null < 0.3
+    assert "cannot select any one position" in found.sentence
+
+
+def test_a_mixer_without_influence_is_judged_by_its_jacobian(register):
+    attention, mean = audits_of(register(Unknown, RunningMean), length=LENGTH)
+    assert attention.weights == mean.weights == "jacobian"
+    assert attention.visibility == 1 and min(attention.relation, attention.selection) > 0.8
+    assert (mean.visibility, mean.relation) == (1, 0) and mean.selection == pytest.approx(1 / (LENGTH - 1), rel=1e-3)
+
+
+def test_a_mixer_that_cannot_be_audited(register):
+    with pytest.raises(ConfigError, match="takes values of other layers and has no influence; define `influence`"):
+        audits_of(register(Sharing), length=LENGTH)
+    with pytest.raises(ConfigError, match=r"Broken cannot be audited: .*shapes.*; fix `influence`"):
+        audits_of(register(Broken), length=LENGTH)
