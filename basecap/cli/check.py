@@ -52,7 +52,7 @@ def check(
         plugin = [*plugin, new]
     load_plugins(plugin)
     rows: list[dict[str, Any]] = []
-    stopped, unchecked = False, list[str]()
+    stopped, remarks = False, list[str]()
     names = mixer or registered_by(plugin, ARCHITECTURES)
     tasks = [] if mixer else registered_by(plugin, TASKS)
     longest = length or (LONGEST if thorough else 0)
@@ -60,7 +60,7 @@ def check(
     if chosen.type == "cpu":
         limit_processors(1, None)  # threads of models this small wait for each other
     try:
-        unchecked = check_all(names, chosen, on_rows=rows.extend, longest=longest, tasks=tasks)
+        remarks = check_all(names, chosen, on_rows=rows.extend, longest=longest, tasks=tasks)
     except KeyboardInterrupt:
         stopped = True
     failed = failures(rows)
@@ -68,7 +68,7 @@ def check(
         print_table("checks", failed if only_failed else rows if as_json else folded(rows), as_json)
     how = "." if tasks and not names else f"; {covered(longest)}"
     log(f"{len(rows)} check{'' if len(rows) == 1 else 's'}, {len(failed)} failed{how}")
-    _log_kernels(unchecked, chosen)
+    _log_kernels(remarks, chosen)
     if stopped:
         log("interrupted: the table shows the checks that ran.")
         raise typer.Exit(130)
@@ -76,12 +76,12 @@ def check(
         raise typer.Exit(1)
 
 
-def _log_kernels(unchecked: Sequence[str], device: "torch.device") -> None:
-    """Say which implementations were not checked, and which releases are known to be wrong on this device."""
+def _log_kernels(remarks: Sequence[str], device: "torch.device") -> None:
+    """Print the remarks of the checks on the ops, and which releases are known to be wrong on this device."""
     from basecap.ops.known_bad import known_bad_on
 
-    if unchecked:
-        log(f"implementations not checked, as they do not run here: {'; '.join(unchecked)}.")
+    for remark in remarks:
+        log(f"{remark}.")
     if wrong := known_bad_on(device):
         log(f"known to be wrong with the installed releases on this GPU: {'; '.join(wrong.values())}.")
 

@@ -19,7 +19,7 @@ from basecap.registry import Registry
 from basecap.system.progress import progress
 from basecap.testing._harness import BATCH
 from basecap.testing.check_mixer import DTYPES, LENGTH, LONGEST, check_mixer
-from basecap.testing.check_op import OPS, check_op, unchecked
+from basecap.testing.check_op import OPS, check_op, unchecked, unknown_card
 from basecap.testing.check_task import check_task
 
 
@@ -42,7 +42,8 @@ def check_all(
         tasks: registered tasks.
 
     Returns:
-        Which implementations of the ops did not run, with the ops that have them.
+        Sentences on the ops, without full stops: which implementations did not run; what a GPU that no kernel was tuned
+        on is, and what runs there.
 
     Raises:
         ConfigError: an unknown name.
@@ -66,7 +67,10 @@ def check_all(
             on_rows(map(_op_row, rows))
             found += rows
             advance(1, note=name)
-    return [f"{runs} ({', '.join(ops)})" for runs, ops in unchecked(found).items()]
+    left = [f"{runs} ({', '.join(ops)})" for runs, ops in unchecked(found).items()]
+    said = [f"implementations not checked, as they do not run here: {'; '.join(left)}"] if left else []
+    card = unknown_card(device, found)
+    return said if card is None else [*said, card]
 
 
 def registered_by(plugins: Sequence[Path], registry: Registry[Any]) -> list[str]:

@@ -25,6 +25,8 @@ from basecap.testing.tolerance import assert_as_accurate, relative_error
 T = 200
 #: Default name of the last implementation of an op.
 PLAIN = "plain PyTorch"
+#: Compute capability of the GPUs that tiles were chosen on: H100 and H200.
+TUNED = (9, 0)
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -110,6 +112,26 @@ def unchecked(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
             if runs not in ran:
                 found.setdefault(runs, []).append(names[0])
     return found
+
+
+def unknown_card(device: torch.device, rows: Sequence[Mapping[str, Any]]) -> str | None:
+    """Return what this GPU is and what ops chose to run there, or None for one that kernels were tuned on.
+
+    Args:
+        device: where the ops were checked.
+        rows: those of `check_op`, by op the kernels that it chooses first.
+    """
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) == TUNED:
+        return None
+    card, (major, minor) = torch.cuda.get_device_properties(device), torch.cuda.get_device_capability(device)
+    first: dict[str, str] = {}
+    for row in rows:
+        if row["dtype"] == "torch.bfloat16":
+            first.setdefault(row["op"], str(row["path"]).partition(":")[0])
+    ran = [f"{path} ({', '.join(op for op in first if first[op] == path)})" for path in dict.fromkeys(first.values())]
+    size = f"{card.shared_memory_per_multiprocessor // 1024} KB of shared memory in a multiprocessor"
+    chosen = f"; in bfloat16 its ops run {'; '.join(ran)}" if ran else ""
+    return f"no kernel was tuned on {card.name} (compute capability {major}.{minor}, {size}){chosen}"
 
 
 def _without_kernels(case: Case, x: Tensor) -> str | None:
