@@ -116,7 +116,7 @@ def _refuse_varying(found: Mapping[str, JobFailure | None], device: torch.device
         names = " and ".join(f"{name!r} ({what})" for name, what in varying.items())
         raise ConfigError(
             f"train.deterministic: {names} needs an operation of which PyTorch has no deterministic form on "
-            f"{device.type}; leave it out, or set train.deterministic=false."
+            f"{device.type}; leave it out with --only, or set train.deterministic=false and another --out."
         )
 
 

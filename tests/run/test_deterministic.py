@@ -51,7 +51,7 @@ def test_an_architecture_without_a_deterministic_form_is_refused_by_name(study: 
         )
     assert str(refused.value) == (
         "train.deterministic: 'varies' (put_) needs an operation of which PyTorch has no deterministic form on cpu; "
-        "leave it out, or set train.deterministic=false."
+        "leave it out with --only, or set train.deterministic=false and another --out."
     )
 
 
