@@ -18,6 +18,7 @@ from basecap.plan.estimate import estimate, remarks
 from basecap.plan.runs import plan_runs
 from basecap.records import RunRecords, StudyRecords
 from basecap.records.measured import Record
+from basecap.run.audited import audit_run
 from basecap.run.executors import Resources
 from basecap.run.stored_weights import evaluate_directory
 from basecap.run.training_job import VALIDATION, _good_enough
@@ -89,6 +90,8 @@ def test_an_architecture_trains_on_its_own_tasks(content, tmp_path):
     assert [(row.architecture, row.train) for row in found.trained if row.architecture == "mamba-1"] == [
         ("mamba-1", "mqar-last")
     ]
+    layer, _ = audit_run(next(run.path for run in StudyRecords(out).runs() if run.info().use == "mamba-1"))
+    assert layer.layer == "layer 0, Mamba1" and layer.relation > 0 and layer.selection > layer.null
     content["architectures"][1]["tasks"] = ["mqar-lats"]
     with pytest.raises(
         ConfigError, match=r"architecture 'mamba-1': task 'mqar-lats' is not in task.train: did you mean"
