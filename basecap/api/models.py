@@ -13,9 +13,11 @@ def load_run(
     run: str | Path, *, step: int | None = None, device: str | None = None, plugins: Sequence[str | Path] = ()
 ) -> TrainedModel:
     """Return the trained model of a run, see `basecap.load`."""
+    if isinstance(plugins, str | Path):
+        raise ConfigError(f"plugins is one file; give a list, plugins=[{str(plugins)!r}].")
     for plugin in plugins:
         load_plugin(Path(plugin).expanduser())
-    directory = Path(run).expanduser()
+    directory, device = Path(run).expanduser(), None if device is None else str(device)  # also a torch.device
     info = info_of(directory)
     if info.imported:
         return load_trained(directory, device=device)

@@ -146,7 +146,9 @@ class Study:
         if not own:
             raise ConfigError(f"{self.path} has no run of {name!r}; {nearest(name, {run.info.name for run in runs})}")
         if seed not in own:
-            raise ConfigError(f"{self.path} has no run of {name} with seed {seed}; give {' or '.join(map(str, own))}.")
+            raise ConfigError(
+                f"{self.path} has no run of {name} with seed {seed!r}; give {' or '.join(map(str, own))}."
+            )
         return own[seed]
 
     def records(self) -> StudyTable:

@@ -45,7 +45,9 @@ class ModelFile:
 
     def number(self, key: str, default: float) -> float:
         """Return a number; raises ConfigError for anything else."""
-        found = self.values.get(key, default)
+        return self._number(key, self.values.get(key, default))
+
+    def _number(self, key: str, found: object) -> float:
         if not isinstance(found, int | float) or isinstance(found, bool):
             raise ConfigError(f"config.json has {key} = {found!r}; give a folder where it is a number.")
         return float(found)
@@ -72,12 +74,14 @@ class ModelFile:
     def rotary(self, fraction: float = 1.0) -> tuple[float, float]:
         """Return base and rotated share of RoPE; raises ConfigError for scaled positions."""
         given = self.values.get("rope_parameters") or self.values.get("rope_scaling") or {}
+        if not isinstance(given, Mapping):
+            raise ConfigError(f"config.json has positions {given!r}; give a folder where they are a section.")
         kind = given.get("rope_type", given.get("type", "default"))
         if kind != "default":
             raise ConfigError(f"this {self.kind} scales its positions ({kind}), and basecap does not; import another.")
         base = given.get("rope_theta", self.values.get("rope_theta", self.values.get("rotary_emb_base", 10_000.0)))
         share = given.get("partial_rotary_factor", self.values.get("rotary_pct", fraction))
-        return float(base), float(share)
+        return self._number("rope_theta", base), self._number("partial_rotary_factor", share)
 
 
 class Family(ABC):

@@ -1,7 +1,7 @@
 """A folder with a published model: config.json, safetensors."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -13,7 +13,8 @@ from torch import Tensor
 
 from basecap.errors import ConfigError, DataError, nearest
 from basecap.families._contract import FAMILIES, ModelFile, WeightRow
-from basecap.models import LanguageModel
+from basecap.models import LanguageModel, ModelConfig
+from basecap.models.language_model import outline
 from basecap.system.foreign import read_file
 
 #: Maximum number of bytes of config.json and of an index of weights.
@@ -31,17 +32,31 @@ def read_model(folder: Path) -> LanguageModel:
     kind = values.get("model_type")
     if kind not in FAMILIES.names():
         hint = nearest(str(kind), FAMILIES.names())
-        raise ConfigError(f"{folder} has a model of type {kind!r}, which cannot be imported: {hint}")
+        raise ConfigError(f"{folder} has a model of type {kind!r}, which cannot be imported; {hint}")
     family = FAMILIES.get(kind)
     try:
         config = family.model(ModelFile(values))
     except ConfigError as error:
         raise ConfigError(f"{folder} cannot be imported: {error}") from error
-    model = LanguageModel(config)
     with ExitStack() as held:
         weights = {family.renamed.get(name, name): file for name, file in _open(folder, held).items()}
+        _refuse_other_size(config, family.rows(config), weights.keys(), folder)
+        model = LanguageModel(config)
         _fill(model, list(family.rows(config)), weights, family.ignored, folder)
     return model.eval()
+
+
+def _refuse_other_size(config: ModelConfig, rows: Iterator[WeightRow], names: Set[str], folder: Path) -> None:
+    """Raise DataError for a model that is larger than its files, before memory for it is taken."""
+    for name in (name for row in rows for name in row.theirs):
+        if name not in names:
+            raise DataError(f"{folder} lacks weight {name}; restore its files, or import another model of its family.")
+    described, held = outline(config).parameters_count(), sum(path.stat().st_size for path in weight_files(folder))
+    if described > held:  # a weight takes at least a byte
+        raise DataError(
+            f"{folder}: config.json describes {described:,} parameters, and its weights have {held:,} bytes; restore "
+            "the files of one model."
+        )
 
 
 def _fill(
@@ -57,9 +72,10 @@ def _fill(
     named = {name for row in rows for name in row.theirs}
     repeated = {"lm_head.weight", "embed_out.weight"} if model.head is None else set()
     over = sorted(name for name in weights.keys() - named - repeated if not name.endswith(ignored))
-    lacking = sorted(named - weights.keys())
-    for name, words in [*((name, "lacks") for name in lacking), *((name, "has an unknown") for name in over)][:1]:
-        raise DataError(f"{folder} {words} weight {name}; restore its files, or import another model of its family.")
+    if over:
+        raise DataError(
+            f"{folder} has an unknown weight {over[0]}; restore its files, or import another model of its family."
+        )
     with torch.no_grad():
         for row in rows:
             found = row.layout(*(weights[name]() for name in row.theirs))
@@ -68,6 +84,8 @@ def _fill(
                     f"{folder}: {row.theirs[0]} has a shape that makes {list(found.shape)}, and config.json describes "
                     f"{list(parameters[row.ours].shape)}; restore the files of one model."
                 )
+            if not found.isfinite().all():
+                raise DataError(f"{folder}: {row.theirs[0]} has values that are no numbers; restore its file.")
             parameters[row.ours].copy_(found)
 
 
@@ -87,7 +105,10 @@ def weight_files(folder: Path) -> Iterator[Path]:
     """Yield the files of weights of a folder; raises ConfigError without any, DataError for a damaged index."""
     index, whole = folder / "model.safetensors.index.json", folder / "model.safetensors"
     if index.is_file():
-        for name in sorted(set(_json(index).get("weight_map", {}).values())):
+        names = _json(index).get("weight_map")
+        if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
+            raise DataError(f"{index} names no files of weights; restore it.")
+        for name in sorted(set(names.values())):
             if Path(name).name != name:
                 raise DataError(f"{index}: {name} leads out of the folder; give a sound index.")
             yield folder / name

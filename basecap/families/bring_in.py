@@ -27,12 +27,14 @@ def import_model(folder: Path, out: Path, name: str | None = None) -> RunRecords
 
     Raises:
         ConfigError: no study of text, a folder of another architecture, without weights or without tokenizer, or a name
-            that the study has.
+            that is empty or that the study has.
         DataError: files that are damaged or cannot be written, or text that is missing.
     """
     records = StudyRecords(out)
     study = _study(records)
     name = real_path(folder).name if name is None else name
+    if not name.strip() or not name.isprintable():
+        raise ConfigError(f"{name!r} is no name for tables; give one line of text with --name.")
     (made,) = records.imported(name)
     if made.path.exists() or name in [entry.name for entry in study.architectures]:
         raise ConfigError(f"{out} has a model called {name!r} already; give another name with --name.")

@@ -14,7 +14,7 @@ from basecap.evals import Evaluation
 from basecap.plan.evaluation_work import evaluation_shares, evaluation_work, works
 from basecap.plan.maturity import maturity_warnings
 from basecap.plan.needs import little_disk
-from basecap.plan.prospects import prospects, short_runs
+from basecap.plan.prospects import cut_patterns, prospects, short_runs
 from basecap.plan.runs import Plan, RunSpec, costs, moved_points, plan_runs
 from basecap.plan.wall_time import wall_time
 from basecap.plan.workloads import Tasks, Workloads, cache_of
@@ -131,6 +131,7 @@ def remarks(plan: Plan, rows: list[dict[str, Any]], out: Path, gpus: int | None 
         *_passes(plan, workloads),
         *maturity_warnings(plan, _parameters(study, rows), _pass_sizes(workloads)),
         *short_runs(plan.runs),
+        *cut_patterns(plan.runs),
         *(prospects(plan, out) if study.task is None else ()),
         *_evaluations(plan, rows, workloads),
     ]

@@ -13,6 +13,7 @@ from basecap.analysis.text.reasons import TEST_SCALE
 from basecap.data import DocumentSet, PreparedData, find_prepared, remote_inputs
 from basecap.data.tokenizer import BYTES
 from basecap.evals.domain_loss import DomainLoss
+from basecap.mixers import ARCHITECTURES
 from basecap.names import TEST
 from basecap.plan.runs import Plan, RunSpec, plan_training
 from basecap.plan.workloads import cache_of
@@ -52,6 +53,20 @@ def short_runs(runs: Sequence[RunSpec]) -> list[str]:
         f"warm up for {warmup_steps(warmup, steps)}; lower it or train longer."
         for (warmup, steps), names in found.items()
     ]
+
+
+def cut_patterns(runs: Sequence[RunSpec]) -> list[str]:
+    """Return a warning for each hybrid that is too shallow to have every kind of layer of its pattern."""
+    found = dict[str, str]()
+    for run in runs:
+        depth, layers = run.model.depth, run.model.layers
+        pattern: Sequence[object] = layers if len(layers) > 1 else ARCHITECTURES.get(layers[0].use).layers
+        if any(kind not in pattern[:depth] for kind in pattern[depth:]):
+            found[run.architecture] = (
+                f"Warning: {run.architecture} has {depth} blocks of a pattern of {len(pattern)} and so lacks a kind of "
+                f"layer; set model.layers={len(pattern)} or more."
+            )
+    return [*found.values()]
 
 
 def sparse(study: StudyConfig) -> list[str]:

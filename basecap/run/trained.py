@@ -119,8 +119,13 @@ class TrainedModel:
 
         from basecap.models.generate import by_length, generate_each
 
+        for given, what in ((prompts, "prompts"), (stops, "stops")):
+            if isinstance(given, str):
+                raise ConfigError(f"{what} is one text; give a list of texts.")
         if "" in stops:
             raise ConfigError("a text to stop at is empty; give at least one character.")
+        if tokens < 1:
+            raise ConfigError(f"tokens is {tokens}; give at least 1.")
         ids = [self._encoded(prompt) or [self.tokenizer.end_of_text] for prompt in prompts]
         starts = [torch.tensor(one, dtype=torch.int64, device=self._device) for one in ids]
         sample = partial(generate_each, self.network, temperature=temperature, top_k=top_k, seed=seed)
@@ -172,6 +177,8 @@ class Continued:
 
 def refuse_bytes(text: str) -> None:
     """Raise ConfigError when a text has characters that UTF-8 cannot write, as names of files may have."""
+    if not isinstance(text, str):
+        raise ConfigError(f"{text!r} is not text; give a str.")
     try:
         text.encode()
     except UnicodeEncodeError as error:

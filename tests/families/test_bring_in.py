@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from safetensors.torch import load_file, save_file
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 from typer.testing import CliRunner
 
@@ -122,9 +123,18 @@ def test_losses_are_those_of_the_published_model_per_byte(study: Path, tmp_path:
 def test_an_imported_model_is_loaded_and_evaluated_by_its_directory(study: Path, tmp_path: Path):
     tokenizer = train_bpe([" ".join(WORDS["prose"])] * 20, 300)
     made = import_model(published(tmp_path / "tiny", tokenizer), study)
-    loaded = basecap.load(made.path, device="cpu")
+    loaded = basecap.load(made.path, device=torch.device("cpu"))
     assert (loaded.name, loaded.step, loaded.tokenizer.fingerprint) == ("tiny", 0, tokenizer.fingerprint)
     assert loaded.generate("the river", 4, temperature=0.0).startswith("the river")
+    for wrong, message in (
+        (lambda: loaded.generate_each("the river"), "prompts is one text; give a list of texts."),
+        (lambda: loaded.generate_each(["a"], stops="river"), "stops is one text; give a list of texts."),
+        (lambda: loaded.generate("a", 0), "tokens is 0; give at least 1."),
+        (lambda: loaded.losses(b"a"), "b'a' is not text; give a str."),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            wrong()
+        assert str(caught.value) == message
     measure(made.path)
     assert {one.eval for one in made.evals()} == {"domain-loss", "copying"}
     with pytest.raises(ConfigError, match="was trained elsewhere; give transformers the folder that it came from"):
@@ -140,6 +150,7 @@ def test_the_command_says_what_comes_next(study: Path, tmp_path: Path):
     for arguments, message in (
         (["--out", str(study), "--name", "neo x"], "has a model called 'neo x' already; give another name with --name"),
         (["--out", str(study), "--name", "transformer++"], "has a model called 'transformer++' already"),
+        (["--out", str(study), "--name", ""], "'' is no name for tables; give one line of text with --name."),
         (["--out", str(tmp_path / "none")], "holds no study (no study.yaml); give the directory of `basecap run`."),
     ):
         failed = CliRunner().invoke(app, ["import", str(folder), *arguments])
@@ -156,6 +167,18 @@ def test_nothing_is_left_of_an_import_that_fails(study: Path, tmp_path: Path, mo
         patched.setattr(RunRecords, "write_info", fail)
         with pytest.raises(DataError, match="the disk is full; free disk space or"):
             import_model(folder, study)
+    index = folder / "model.safetensors.index.json"
+    for content in ({}, {"weight_map": ["a"]}, {"weight_map": {"a": 5}}):
+        index.write_text(json.dumps(content))
+        with pytest.raises(DataError, match="names no files of weights; restore it"):
+            import_model(folder, study)
+    index.unlink()
+    weights = load_file(folder / "model.safetensors")
+    weights["gpt_neox.embed_in.weight"][0, 0] = torch.nan
+    save_file(weights, folder / "model.safetensors")
+    with pytest.raises(DataError, match=r"embed_in\.weight has values that are no numbers; restore its file"):
+        import_model(folder, study)
+    published(folder, byte_tokenizer())
     (folder / "tokenizer.json").unlink()
     with pytest.raises(BasecapError, match=r"tokenizer .*tokenizer\.json cannot be read"):
         import_model(folder, study)

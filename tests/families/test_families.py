@@ -191,7 +191,7 @@ def saved(model: nn.Module, folder: Path, **changes) -> Path:
 @pytest.mark.parametrize(
     "changes, message",
     [
-        ({"model_type": "lama"}, "has a model of type 'lama', which cannot be imported: did you mean 'llama'?"),
+        ({"model_type": "lama"}, "has a model of type 'lama', which cannot be imported; did you mean 'llama'?"),
         (
             {"hidden_act": "gelu"},
             "this llama has hidden_act = 'gelu', and basecap has such models with 'silu' only; im",
@@ -199,7 +199,13 @@ def saved(model: nn.Module, folder: Path, **changes) -> Path:
         ({"head_dim": 8}, "this llama has 4 heads of 8 channels at width 64, and basecap's heads divide the width; im"),
         ({"rope_parameters": {"rope_type": "yarn"}}, r"this llama scales its positions (yarn), and basecap does not;"),
         ({"hidden_size": "x"}, "config.json has hidden_size = 'x'; give a folder where it is a positive whole number."),
-        ({"num_hidden_layers": 3}, "lacks weight model.layers.2.input_layernorm.weight; restore its files, or import"),
+        (
+            {"rope_parameters": {"rope_theta": "1e4"}},
+            "config.json has rope_theta = '1e4'; give a folder where it is a ",
+        ),
+        ({"rope_parameters": "yarn"}, "config.json has positions 'yarn'; give a folder where they are a section."),
+        ({"num_hidden_layers": 10**12}, "lacks weight model.layers.2."),
+        ({"vocab_size": 2**30}, "config.json describes 137,439,015,232 parameters, and its weights have 27"),
         ({"num_hidden_layers": 1}, "has an unknown weight model.layers.1.input_layernorm.weight; restore its files,"),
         ({"vocab_size": 51}, "has a shape that makes [50, 64], and config.json describes [51, 64]; restore the files"),
     ],

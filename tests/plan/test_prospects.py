@@ -11,7 +11,7 @@ from basecap.data import find_prepared, prepare
 from basecap.plan.checks import check
 from basecap.plan.estimate import estimate, readable, remarks
 from basecap.plan.evaluation_work import evaluation_work, heavy_work
-from basecap.plan.prospects import expected_verdicts
+from basecap.plan.prospects import cut_patterns, expected_verdicts
 from basecap.plan.runs import plan_evaluations, plan_runs, plan_study
 from basecap.plan.workloads import Tasks
 from basecap.records import StudyRecords
@@ -59,6 +59,17 @@ def test_intervals_are_expected_and_compared_with_what_is_tolerated(ample, tmp_p
 )
 def test_what_may_rule_a_verdict_out_is_warned_of(ample, tmp_path, settings, words):
     assert words in said(ample, tmp_path, *settings) and "Warning" not in said(ample, tmp_path)
+
+
+def test_a_hybrid_that_is_too_shallow_for_its_pattern_is_warned_of(ample, tmp_path):
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(ample | {"architectures": ["transformer++", "kda 3:1"]}))
+    warned = []
+    for depth in (3, 4):
+        config = load_study(str(tmp_path / "tiny.yaml"), (f"model.layers={depth}",))
+        warned.append(cut_patterns(plan_study(config, config.vocabulary).runs))
+    (sentence,) = warned[0]
+    assert sentence.startswith("Warning: kda 3:1 has 3 blocks of a pattern of 4") and "model.layers=4" in sentence
+    assert warned[1] == []
 
 
 def test_a_scale_of_a_few_steps_gets_one_sentence_in_place_of_warnings(ample, tmp_path):
