@@ -8,6 +8,8 @@ import typer
 
 from basecap.cli.options import AsJson, Device, Plugins, load_plugins
 from basecap.cli.output import print_table
+from basecap.errors import ConfigError, nearest
+from basecap.names import split_backbone
 
 
 def audit(
@@ -28,19 +30,21 @@ def audit(
 ) -> None:
     """Measure how far back each layer reads, whether by content, and whether it can select any one position."""
     load_plugins(plugin)
-    run = Path(what)
-    if run.exists() or len(run.parts) > 1:
-        from basecap.run.trained import info_of
+    from basecap.mixers import ARCHITECTURES
 
-        info_of(run)  # a wrong directory is refused at once
-        from basecap.run.audited import audit_run
-
-        found = audit_run(run, length, device)
-    else:
+    run, name, known = Path(what), split_backbone(what)[0], ARCHITECTURES.names()
+    if name in known:  # also where it looks like a path, as with "w/o conv"
         from basecap.system.environment import choose_device
         from basecap.testing.audit import audits_of
 
         found = audits_of(what, length=length, device=choose_device(device))
+    elif run.exists() or run.parent.name == "runs":
+        from basecap.run.audited import audit_run
+
+        found = audit_run(run, length, device)
+    else:
+        hint = nearest(name, known, see="basecap list mixers")
+        raise ConfigError(f"{what!r} is neither a mixer nor the directory of a run: {hint}")
     if as_json:
         rows = [{**dataclasses.asdict(one), "sentence": one.sentence} for one in found]
     else:
