@@ -1,5 +1,6 @@
 """The benchmark of whole models counts what it ran, and one failure costs one row."""
 
+import importlib.util
 import json
 import sys
 from types import ModuleType, SimpleNamespace
@@ -178,6 +179,16 @@ class NoAttention:
         raise ImportError("Please install Flash Attention first. It is large.")
 
 
+def find(monkeypatch: pytest.MonkeyPatch, missing: str | None) -> None:
+    """Let both packages of the library be found but `missing`; PyTorch looks for others."""
+    known, real = {"fla", "fla.models"}, importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util,
+        "find_spec",
+        lambda name, package=None: (None if name == missing else name) if name in known else real(name, package),
+    )
+
+
 @pytest.fixture
 def library(monkeypatch: pytest.MonkeyPatch) -> None:
     """A flash-linear-attention whose models are the same, except one that cannot be built."""
@@ -186,7 +197,7 @@ def library(monkeypatch: pytest.MonkeyPatch) -> None:
         vars(fake)[f"{peer.stem}Config"] = SimpleNamespace
         vars(fake)[f"{peer.stem}ForCausalLM"] = NoAttention if peer.stem == "Transformer" else FakeLM
     monkeypatch.setitem(sys.modules, "fla.models", fake)
-    monkeypatch.setattr(peers.importlib.util, "find_spec", lambda name: name)
+    find(monkeypatch, missing=None)
 
 
 @pytest.mark.usefixtures("library")
@@ -211,6 +222,6 @@ def test_a_peer_gets_the_width_of_the_table(peer: peers.Peer):
 
 @pytest.mark.parametrize("missing", ["fla", "fla.models"])
 def test_peers_without_their_package_are_refused(missing: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(peers.importlib.util, "find_spec", lambda name: None if name == missing else name)
+    find(monkeypatch, missing)
     with pytest.raises(ConfigError, match=r"package flash-linear-attention.*basecap\[gpu\]"):
         run(FIRST, **TINY, peer=True)
