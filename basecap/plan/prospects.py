@@ -63,8 +63,8 @@ def cut_patterns(runs: Sequence[RunSpec]) -> list[str]:
         pattern: Sequence[object] = layers if len(layers) > 1 else ARCHITECTURES.get(layers[0].use).layers
         if any(kind not in pattern[:depth] for kind in pattern[depth:]):
             found[run.architecture] = (
-                f"Warning: {run.architecture} has {depth} blocks of a pattern of {len(pattern)} and so lacks a kind of "
-                f"layer; set model.layers={len(pattern)} or more."
+                f"Warning: {run.architecture} has {depth} of the {len(pattern)} blocks of its pattern and so lacks a "
+                f"kind of layer; set model.layers={len(pattern)} or more."
             )
     return [*found.values()]
 

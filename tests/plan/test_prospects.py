@@ -68,7 +68,7 @@ def test_a_hybrid_that_is_too_shallow_for_its_pattern_is_warned_of(ample, tmp_pa
         config = load_study(str(tmp_path / "tiny.yaml"), (f"model.layers={depth}",))
         warned.append(cut_patterns(plan_study(config, config.vocabulary).runs))
     (sentence,) = warned[0]
-    assert sentence.startswith("Warning: kda 3:1 has 3 blocks of a pattern of 4") and "model.layers=4" in sentence
+    assert sentence.startswith("Warning: kda 3:1 has 3 of the 4 blocks of its pattern") and "model.layers=4" in sentence
     assert warned[1] == []
 
 
