@@ -12,7 +12,7 @@ from basecap.plugins import registering_module
 
 T = TypeVar("T")
 #: Place of a class that is in no file.
-SESSION = "this session"
+TYPED = "a cell or a prompt"
 
 
 class Registry(Generic[T]):
@@ -41,7 +41,7 @@ class Registry(Generic[T]):
         """
         if name in self._entries:
             before, now = source_location(self._defined_by[name]), source_location(defined_by)
-            if not before == now == SESSION:
+            if not before == now == TYPED:
                 raise ConfigError(f"{self.kind} {name!r} is registered twice: {before} and {now}; rename one.")
         self._entries[name] = entry
         self._defined_by[name] = defined_by
@@ -108,12 +108,12 @@ class Registry(Generic[T]):
 
 
 def source_location(defined_by: type | Callable) -> str:
-    """Return file:line of a class or function, `SESSION` for a class that was typed into a notebook or a terminal.
+    """Return file:line of a class or function, `TYPED` for a class that was typed into a notebook or a terminal.
 
     Takes milliseconds, as it reads the source file.
     """
     try:
         file = inspect.getsourcefile(defined_by)
     except OSError:
-        return SESSION
+        return TYPED
     return f"{file}:{inspect.getsourcelines(defined_by)[1]}"

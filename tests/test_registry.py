@@ -33,8 +33,8 @@ def test_a_class_of_a_notebook_takes_the_place_of_an_earlier_one(monkeypatch):
     for number in (1, 2):  # a cell that runs twice
         exec("class Own: pass", vars(session))
         registry.add("own", number, session.Own)
-    assert registry.get("own") == 2 and registry.origin("own") == "this session"
+    assert registry.get("own") == 2 and registry.origin("own") == "a cell or a prompt"
     with pytest.raises(
-        ConfigError, match=r"'own' is registered twice: this session and .*registry\.py:\d+; rename one"
+        ConfigError, match=r"'own' is registered twice: a cell or a prompt and .*registry\.py:\d+; rename one"
     ):
         registry.add("own", 3, Registry)

@@ -117,8 +117,7 @@ def test_a_lost_node_costs_nothing_and_the_numbers_are_those_of_a_local_run(file
         node = cluster.list_all_nodes()[-1]
         workers = children(node.all_processes["raylet"][0].process.pid)
         cluster.remove_node(node, allow_graceful=False)
-        for worker in workers:  # they would notice within a second
-            os.kill(worker, signal.SIGKILL)
+        signal_all(workers, signal.SIGKILL)  # they would notice within a second
 
     thread = threading.Thread(target=lose_a_node)
     thread.start()
@@ -132,6 +131,11 @@ def test_a_lost_node_costs_nothing_and_the_numbers_are_those_of_a_local_run(file
 def children(pid: int) -> list[int]:
     tasks = Path(f"/proc/{pid}/task").iterdir()
     return [int(child) for task in tasks for child in (task / "children").read_text().split()]
+
+
+def signal_all(processes: list[int], number: signal.Signals) -> None:
+    for process in processes:
+        os.kill(process, number)
 
 
 @pytest.mark.usefixtures("joined")
@@ -150,9 +154,15 @@ def test_an_interrupted_command_resumes_and_is_evaluated_with_the_records_that_c
         return any(len(path.read_text().splitlines()) > 12 for path in found)
 
     def interrupt() -> None:
+        """Ctrl-C; meanwhile the processes of the nodes stand still, so that no run ends before it is asked to stop."""
         wait_until(at_work)
+        nodes = cluster.list_all_nodes()
+        workers = [pid for node in nodes for pid in children(node.all_processes["raylet"][0].process.pid)]
+        signal_all(workers, signal.SIGSTOP)
         locked.extend(name for name in ("transformer++", "window 4") if study.is_claimed(study.run(name, 0)))
         os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(1.0)
+        signal_all(workers, signal.SIGCONT)
 
     thread = threading.Thread(target=interrupt)
     thread.start()
