@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from basecap.ops._dispatch import without_autocast
+from basecap.ops._dispatch import EAGER, without_autocast
 
-RUNS, BACKEND = "plain PyTorch", "eager"
+RUNS, BACKEND = EAGER, "eager"
 
 #: Queries of one block.
 QUERIES = 128
