@@ -1,17 +1,21 @@
 """Time the recurrence of RWKV-6 in each of its kernels beside flash-linear-attention's, with the errors of all.
 
 Run `python -m benchmarks.wkv6 [FILE]` on a CUDA GPU with the package fla-core; results are also written to FILE as
-JSON after each part. The first run takes minutes, in which fla tunes its kernels.
+JSON after each row. flash-linear-attention tunes its kernels at the first shape, which takes minutes, and keeps what it
+has found for the next call; the times of that shape are written after it. `--shapes`, `--decays` and `--kernels` choose
+parts, and none begins after `--seconds`.
 
 Errors are relative to the definition in float64 and given in multiples of those of plain PyTorch in the same dtype: the
 kernels of basecap may have at most 2, in the mean and at the worst place. Times are medians in milliseconds over rounds
 in which the kernels take turns, as a CUDA graph (the device's alone) and launched from Python.
 """
 
+import argparse
 import json
 import statistics
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -88,28 +92,27 @@ def results(op: Op, given: list[Tensor]) -> list[Tensor]:
     return [x.detach() for x in (*outputs, *torch.autograd.grad(outputs, leaves, weights))]
 
 
-def errors(decays: str, device: torch.device) -> list[dict[str, Any]]:
-    """Return a row per kernel and tensor: relative error, and errors in multiples of plain PyTorch's."""
+def errors(decays: str, kernels: Sequence[str], device: torch.device) -> Iterator[dict[str, Any]]:
+    """Yield a row per kernel and tensor: relative error, and errors in multiples of plain PyTorch's."""
     given = inputs(COMPARED, DECAYS[decays], device)
     truth = results(reference.wkv6, [x.double() for x in given])
     plain = results(eager.wkv6, given)
-    rows = []
-    for kernel, op in KERNELS.items():
-        for name, x, y, z in zip(NAMES, results(op, given), plain, truth, strict=True):
+    for kernel in kernels:
+        for name, x, y, z in zip(NAMES, results(KERNELS[kernel], given), plain, truth, strict=True):
             row: dict[str, Any] = {"decays": decays, "kernel": kernel, "tensor": name, "error": relative_error(x, z)}
             row["of plain PyTorch's"] = relative_error(x, z) / relative_error(y, z)
-            rows.append(row | {"at worst": largest_error(x, z) / largest_error(y, z)})
-    return rows
+            yield row | {"at worst": largest_error(x, z) / largest_error(y, z)}
 
 
-def times(shape: tuple[int, int, int], device: torch.device) -> list[dict[str, Any]]:
+def times(shape: tuple[int, int, int], kernels: Sequence[str], device: torch.device) -> list[dict[str, Any]]:
     """Return a row per kernel with its times and the peak of its memory beyond the inputs."""
     leaves = [x.requires_grad_() for x in inputs(shape, mild, device)]
     gradient = torch.randn_like(leaves[2])
-    measured: dict[str, dict[str, list[float]]] = {kernel: {} for kernel in KERNELS}
+    measured: dict[str, dict[str, list[float]]] = {kernel: {} for kernel in kernels}
     memory = {}
     runs: dict[str, dict[str, Callable[[], object]]] = {}
-    for kernel, op in KERNELS.items():
+    for kernel in kernels:
+        op = KERNELS[kernel]
 
         def forward(op: Op = op) -> object:
             with torch.no_grad():
@@ -139,26 +142,53 @@ def times(shape: tuple[int, int, int], device: torch.device) -> list[dict[str, A
     ]
 
 
+def shape_of(text: str) -> tuple[int, int, int]:
+    """Return the shape written as in the table, such as 16x2048x12."""
+    rows, tokens, heads = map(int, text.split("x"))
+    return rows, tokens, heads
+
+
 def main() -> int:
     """Print the tables and write them to the file given; return the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("file", type=Path, nargs="?")
+    parser.add_argument("--shapes", type=shape_of, nargs="*", default=SHAPES, help="such as 16x2048x12 (default: all)")
+    parser.add_argument("--decays", choices=DECAYS, nargs="*", default=[*DECAYS], help="default: all")
+    parser.add_argument("--kernels", choices=KERNELS, nargs="+", default=[*KERNELS], help="default: all")
+    parser.add_argument("--seconds", type=float, default=380, help="after which no part begins (default: 380)")
+    options = parser.parse_args()
     if not torch.cuda.is_available():
         print("this times GPU kernels and needs a CUDA GPU")
         return 2
-    device = torch.device("cuda", torch.cuda.current_device())
-    found: dict[str, Any] = {"environment": describe(device), "errors": [], "times": []}
-    parts = [("errors", partial(errors, name, device)) for name in DECAYS]
-    parts += [("times", partial(times, shape, device)) for shape in SHAPES]
+    began, device = time.monotonic(), torch.device("cuda", torch.cuda.current_device())
+    found: dict[str, Any] = {"environment": describe(device), "errors": [], "times": [], "not begun": 0}
+    tuned = [name for name in options.kernels if KERNELS[name] is fla]  # at the first shape that it is called with
+    own = [name for name in options.kernels if name not in tuned]
+    parts: list[tuple[str, Callable[[], Iterable[dict[str, Any]]]]]
+    parts = [("errors", partial(errors, name, own, device)) for name in options.decays if own]
+    parts += [("times", partial(times, shape, options.kernels, device)) for shape in options.shapes]
+    parts += [("errors", partial(errors, name, tuned, device)) for name in options.decays if tuned]
+    last = ""
     for table, measure in parts:
-        rows = measure()
-        if not found[table]:
-            print("\n" + ", ".join(rows[0]))
-        found[table] += rows
-        for row in rows:
-            cells = (f"{x:10.3g}" if isinstance(x, float) else f"{x:16}" for x in row.values())
-            print(*cells, flush=True)
-        if len(sys.argv) > 1:
-            Path(sys.argv[1]).write_text(json.dumps(found, indent=1) + "\n")
+        if time.monotonic() - began > options.seconds:
+            found["not begun"] += 1
+        else:
+            for row in measure():
+                if table != last:
+                    print("\n" + ", ".join(row))
+                last = table
+                found[table].append(row)
+                print(*(f"{x:10.3g}" if isinstance(x, float) else f"{x:16}" for x in row.values()), flush=True)
+                save(options.file, found)
+    save(options.file, found)
+    print(f"{time.monotonic() - began:.0f} s, parts not begun: {found['not begun']}")
     return 0
+
+
+def save(file: Path | None, found: dict[str, Any]) -> None:
+    """Write what was found so far."""
+    if file is not None:
+        file.write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":
