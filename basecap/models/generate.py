@@ -11,6 +11,7 @@ from torch import Tensor
 
 from basecap.errors import ConfigError
 from basecap.mixers import generator_for
+from basecap.models.decoding_steps import Lengths, steps_of
 from basecap.models.language_model import Caches, LanguageModel
 
 #: Below this temperature the most probable token is taken: its logit divided by less may be no number.
@@ -37,7 +38,12 @@ class Sampling(NamedTuple):
             raise ConfigError(f"top_k is {self.top_k}; give at least 1, or None for all tokens.")
 
     def choose(self, logits_BV: Tensor, draw_B: Tensor) -> Tensor:
-        """Return the token of each row at which the sum of probabilities exceeds its draw from 0 to 1: int64 [B]."""
+        """Return the token of each row at which the sum of probabilities exceeds its draw from 0 to 1: int64 [B].
+
+        The most probable one if `greedy`.
+        """
+        if self.greedy:
+            return logits_BV.argmax(-1)
         logits_BV = logits_BV.float() / self.temperature
         if self.top_k is not None:
             least = logits_BV.topk(min(self.top_k, logits_BV.shape[-1])).values[:, -1:]
@@ -126,28 +132,36 @@ def _continue(
     found: list[list[int]] = [[] for _ in prompts]
     if not prompts or new_tokens < 1:
         return found
-    device = model.embedding.weight.device
-    draws_BN = None if sampling.greedy else _draws(prompts, new_tokens, sampling.seed).to(device)
+    device, rows_of = model.embedding.weight.device, [*range(len(prompts))]
+    draws_BN = _draws(prompts, new_tokens, sampling).to(device)
     # The last new token is not read.
-    caches = model.init_cache(len(prompts), max(map(len, prompts)) + new_tokens - 1)
+    most = max(map(len, prompts)) + new_tokens - 1
+    caches = model.init_cache(len(prompts), most)
     if rows is None:
         logits = model.prefill_each(prompts, caches)
     else:
         logits = read_prompts(model, torch.stack(list(prompts)), caches, rows)
-    going = [*range(len(prompts))]
-    for index in range(new_tokens):
-        chosen = logits.argmax(-1) if draws_BN is None else sampling.choose(logits, draws_BN[going, index])
-        for prompt, token in zip(going, chosen.tolist(), strict=True):
-            found[prompt].append(token)
-        ends = [False] * len(going) if ended is None else ended([found[prompt] for prompt in going])
-        if all(ends) or index + 1 == new_tokens:
+    lengths_B = torch.tensor([len(prompt) for prompt in prompts], device=device)
+    lengths = Lengths(lengths_B, max(map(len, prompts)), most)
+    steps, going = steps_of(model, caches, sampling.choose, lengths), {*range(len(prompts))}
+    chosen = sampling.choose(logits, draws_BN[:, 0])
+    for index in range(1, new_tokens + 1):
+        for prompt, token in zip(rows_of, chosen.tolist(), strict=True):
+            if prompt in going:
+                found[prompt].append(token)
+        if ended is not None:
+            asked = [prompt for prompt in rows_of if prompt in going]
+            going -= {
+                prompt for prompt, end in zip(asked, ended([found[prompt] for prompt in asked]), strict=True) if end
+            }
+        if not going or index == new_tokens:
             break
-        if any(ends):
-            kept = [row for row, end in enumerate(ends) if not end]
+        if steps.drops(len(going), len(rows_of)):
+            kept = [row for row, prompt in enumerate(rows_of) if prompt in going]
             places = torch.tensor(kept, device=device)
-            chosen, caches = chosen[places], [cache.take(places) for cache in caches]
-            going = [going[row] for row in kept]
-        logits = model.step(chosen[:, None], caches)
+            chosen, draws_BN, steps = chosen[places], draws_BN[places], steps.take(places)
+            rows_of = [rows_of[row] for row in kept]
+        chosen = steps(chosen, draws_BN[:, index])
     return found
 
 
@@ -180,12 +194,14 @@ def by_length(lengths: Sequence[int], room: int) -> Iterator[list[int]]:
         order = order[most:]
 
 
-def _draws(prompts: Sequence[Tensor], new_tokens: int, seed: int) -> Tensor:
-    """Return numbers from 0 to 1, one for each new token: float64 [B, new_tokens], on the CPU."""
+def _draws(prompts: Sequence[Tensor], new_tokens: int, sampling: Sampling) -> Tensor:
+    """Return numbers from 0 to 1, one for each new token: float64 [B, new_tokens], on the CPU; zeros if none counts."""
+    if sampling.greedy:
+        return torch.zeros(len(prompts), new_tokens, dtype=torch.float64)
     earlier, rows = Counter[str](), []
     for prompt in prompts:
         words = ",".join(map(str, prompt.tolist()))
-        generator = generator_for(seed, f"{earlier[words]} {words}")
+        generator = generator_for(sampling.seed, f"{earlier[words]} {words}")
         rows.append(torch.rand(new_tokens, generator=generator, dtype=torch.float64))
         earlier[words] += 1
     return torch.stack(rows)

@@ -17,10 +17,23 @@ def captured(run: Callable[[], object], times: int = 1) -> Callable[[], None]:
         for _ in range(WARM_UP):
             run()
     torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+
+    def calls() -> None:
         for _ in range(times):
             run()
+
+    return capture(calls)
+
+
+def capture(run: Callable[[], object]) -> Callable[[], None]:
+    """Return the replay of `run` as a CUDA graph on the current GPU; its kernels are not run before the first replay.
+
+    Raises RuntimeError where it cannot be one, as when it reads a number back from the GPU.
+    """
+    graph = torch.cuda.CUDAGraph()
+    # The default stream of torch.cuda.graph is that of the first device that captured.
+    with torch.cuda.graph(graph, stream=torch.cuda.Stream()):
+        run()
     return graph.replay
 
 
