@@ -21,7 +21,7 @@ FLOAT32 = (torch.float32,)
 #: An architecture with chunks of 128 tokens, and a length that needs two.
 LONG_CHUNKS = ("based linear", 150)
 #: Their graph with segments has all that the one without them has, which takes as long; "deltanet" has both compiled.
-RECURRENCES = ("based", "based linear", "fox", "gla", "hyena", "mamba-2", "mamba-3", "rwkv-5", "rwkv-7")
+RECURRENCES = ("based", "based linear", "fox", "gla", "hyena", "mamba-2", "mamba-3", "mlstm", "rwkv-5", "rwkv-7")
 
 
 def apart(names):

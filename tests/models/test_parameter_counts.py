@@ -41,6 +41,7 @@ SIZES = [
     ("mamba-1", 115.1, 1334.7),
     ("mamba-2", 114.9, 1306.3),
     ("mamba-3", 127.1, 1505.2),
+    ("mlstm", 109.6, 1280.3),
     ("based", 121.1, 1431.3),
     ("rwkv-4", 88.4, 972.1),
     ("rwkv-5", 116.7, 1374.9),
@@ -174,6 +175,7 @@ def test_models_of_a_study_are_all_tied_or_none(name: str):
         ("rwkv-7", False),
         ("deltanet", False),  # fla-org/flash-linear-attention: configuration_delta_net.py
         ("gated-deltanet", False),
+        ("mlstm", False),  # NX-AI/xlstm-jax: mLSTMv1_default.yaml
         ("fox", False),  # zhixuan-lin/forgetting-transformer: modeling_forgetting_transformer.py
     ],
 )
