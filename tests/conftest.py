@@ -93,3 +93,19 @@ def study_file(study: dict, tmp_path: Path) -> Path:
     path = tmp_path / "tiny.yaml"
     path.write_text(yaml.safe_dump(study))
     return path
+
+
+@pytest.fixture
+def register(monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """Register an architecture of these mixers for one test; return its name."""
+
+    from basecap.mixers import ARCHITECTURES, Architecture, LayerChoice  # here, as this may import Triton
+
+    def add(*mixers: type) -> str:
+        layers = tuple(LayerChoice(mixer=mixer) for mixer in mixers)
+        entry = Architecture(name="broken", layers=layers, backbone="gpt", summary="", paper="")
+        ARCHITECTURES.names()  # else files imported later would go with the test
+        monkeypatch.setitem(ARCHITECTURES._entries, "broken", entry)
+        return "broken"
+
+    return add

@@ -12,6 +12,7 @@ from pydantic_core import from_json
 from basecap.analysis.correlations import Correlation, Measure, correlations
 from basecap.analysis.results import EvaluationResults, StudyResults, TaskResults, TextResults
 from basecap.analysis.rows import Estimate
+from basecap.analysis.text.audits import selection_of
 from basecap.errors import ConfigError, DataError
 from basecap.names import split_backbone
 from basecap.system.files import LARGEST
@@ -101,29 +102,31 @@ def _names(study: StudyResults) -> list[str]:
 def _of_study(study: StudyResults, title: str) -> Iterator[Measure]:
     """Yield the gap or the accuracies of a study, then its other evaluations."""
     if isinstance(study, TextResults):
-        yield from _gap(study, title)
+        yield from filter(None, (gap_of(study, title), selection_of(study, title)))
     else:
         yield from _recall(study, title)
     for found in study.evaluations:
         yield from _scores(study, found, title)
 
 
-def _gap(study: TextResults, title: str) -> Iterator[Measure]:
+def gap_of(study: TextResults, title: str) -> Measure | None:
+    """Return the gap of each architecture, 0 for the reference; None without one out of domain."""
     values: dict[str, Estimate] = {
         row.name: Estimate(value=row.gap.value, low=row.gap.low, high=row.gap.high)
         for row in study.comparisons
         if row.gap is not None
     }
-    if values and study.ood_domains:
-        values = {study.reference: Estimate(value=0.0, low=None, high=None), **values}
-        rows = [row for row in study.comparisons if row.range is not None and row.gaps]
-        runs = {row.name: dict(zip(row.seeds, row.gaps, strict=True)) for row in rows}
-        if rows:
-            widest = max(rows, key=lambda row: row.range[1] - row.range[0] if row.range else 0.0)
-            runs[study.reference] = dict(zip(widest.reference_seeds, widest.reference_gaps, strict=True))
-        yield Measure(
-            name="gap", kind="gap", unit="nats per token", better="lower", source=title, values=values, by_run=runs
-        )
+    if not values or not study.ood_domains:
+        return None
+    values = {study.reference: Estimate(value=0.0, low=None, high=None), **values}
+    rows = [row for row in study.comparisons if row.range is not None and row.gaps]
+    runs = {row.name: dict(zip(row.seeds, row.gaps, strict=True)) for row in rows}
+    if rows:
+        widest = max(rows, key=lambda row: row.range[1] - row.range[0] if row.range else 0.0)
+        runs[study.reference] = dict(zip(widest.reference_seeds, widest.reference_gaps, strict=True))
+    return Measure(
+        name="gap", kind="gap", unit="nats per token", better="lower", source=title, values=values, by_run=runs
+    )
 
 
 def _recall(study: TaskResults, title: str) -> Iterator[Measure]:

@@ -34,8 +34,8 @@ def audit(
 
     run, name, known = Path(what), split_backbone(what)[0], ARCHITECTURES.names()
     if name in known:  # also where it looks like a path, as with "w/o conv"
+        from basecap.models.audit import audits_of
         from basecap.system.environment import choose_device
-        from basecap.testing.audit import audits_of
 
         found = audits_of(what, length=length, device=choose_device(device))
     elif run.exists() or run.parent.name == "runs":

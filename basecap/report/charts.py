@@ -6,6 +6,7 @@ from basecap.analysis.results import StudyResults, TaskResults, TextResults
 from basecap.analysis.tasks.recall_rows import AccuracyRow
 from basecap.records import StudyRecords
 from basecap.report import figures
+from basecap.report.audit_text import selection_chart
 
 #: Charts by name, None where there is nothing to draw, by section.
 Charts = dict[str, dict[str, figures.Spec | None]]
@@ -30,6 +31,7 @@ def text_charts(study: TextResults) -> Charts:
             "gap-over-tokens": figures.gap_curve(study, "tokens"),
         },
         "parts": {"gap-parts": figures.parts(study)},
+        "audit": {"gap-against-selection": selection_chart(study)},
         "by_domain": {f"gaps-{domain}": figures.forest(study, domain) for domain in domains},
         "enlarged": {
             f"scatter-{domain}-enlarged": figures.scatter(study, domain, main, enlarged=True) for domain in domains

@@ -12,7 +12,9 @@ from markupsafe import escape
 
 from basecap.analysis.results import AnswerRow, EvaluationRow, StudyResults, TaskResults, TextResults
 from basecap.analysis.rows import Estimate, Interval
+from basecap.records.audits import METRICS
 from basecap.records.token_classes import CLASSES
+from basecap.report.audit_text import AuditedRow, audited_rows
 from basecap.report.imported import imported_tables
 from basecap.report.parts_text import origin_text
 from basecap.report.published import published_numbers
@@ -95,6 +97,7 @@ def _text(study: TextResults) -> Iterator[Sheet]:
         [row.name, row.gap, *row.parts, origin_text(row, study)] for row in study.comparisons if row.parts
     ]
     yield Sheet("gap-parts", ["architecture", "gap", *CLASSES, "in words"], parts)
+    yield Sheet("audit", ["architecture", "gap", *_AUDIT, "in words"], [_audit(row) for row in audited_rows(study)])
     domains = [*study.train_domains, *study.ood_domains]
     heads = ["architecture", "seed", "step", "tokens", "training loss", "held-out loss", *domains]
     points: list[list[Cell]] = [
@@ -118,6 +121,15 @@ def _text(study: TextResults) -> Iterator[Sheet]:
         yield _scores(scores)
     for name, table in zip(("imported", "imported-evaluations"), imported_tables(study) or (), strict=False):
         yield Sheet(name, table.header, table.rows)
+
+
+#: Columns of an audit: of the untrained form, then trained.
+_AUDIT = [f"{metric} {of}" for metric in METRICS for of in ("untrained", "trained")]
+
+
+def _audit(row: AuditedRow) -> list[Cell]:
+    readings = row.audit.form, row.audit.trained
+    return [row.audit.name, row.gap, *(getattr(found, name) for name in METRICS for found in readings), row.words]
 
 
 def _scores(table: ScoreTable) -> Sheet:

@@ -18,6 +18,7 @@ from basecap.errors import ConfigError
 from basecap.records import StudyRecords
 from basecap.report import figures
 from basecap.report.analysed import Analysed, analysed
+from basecap.report.audit_text import audited_rows, share_text
 from basecap.report.bundle import bundle, label, source_of
 from basecap.report.figures.style import names_of
 from basecap.report.images import ImageFormat, image
@@ -222,6 +223,8 @@ def _environment() -> Environment:
         "between": between,
         "points": points,
         "at_lowest": at_lowest,
+        "audited": audited_rows,
+        "audit_share": share_text,
         "by_architecture": by_architecture,
         "capacities": capacities,
         "size_text": size_text,

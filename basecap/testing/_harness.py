@@ -31,6 +31,7 @@ from basecap.mixers import (
     error_location,
     generator_for,
     initialise,
+    make_generic,
     step_rows,
 )
 from basecap.registry import source_location
@@ -328,14 +329,3 @@ def root_mean_square(x: Tensor) -> float:
 def roundoff(dtype: torch.dtype) -> float:
     """Return the largest relative error of one rounding."""
     return torch.finfo(dtype).eps / 2
-
-
-def make_generic(layers: nn.Module) -> None:
-    """Move all parameters off their first values, in place.
-
-    At initialisation some output projections are zero and some attention is uniform: nothing could break there.
-    """
-    with torch.no_grad():
-        for name, parameter in layers.named_parameters():
-            std = parameter.shape[-1] ** -0.5 if parameter.ndim > 1 else 0.1
-            parameter.add_(std * torch.randn(parameter.shape, generator=generator_for(SEED, f"generic {name}")))

@@ -9,12 +9,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from basecap.mixers import generator_for
+from basecap.mixers import generator_for, make_generic
 from basecap.models.config import ModelConfig
 from basecap.models.language_model import LanguageModel
 from basecap.ops import recorded
 from basecap.testing._causality import Probe, choose_cuts, future, packed, runs
-from basecap.testing._harness import make_generic
 
 #: Vocabulary size, small because activations replace the embeddings.
 VOCAB = 64

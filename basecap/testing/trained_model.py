@@ -17,9 +17,9 @@ from torch import Tensor
 from basecap.errors import describe_error
 from basecap.evals import Context, token_losses
 from basecap.evals.domain_loss import DomainLoss
-from basecap.mixers import generator_for
+from basecap.mixers import generator_for, make_generic
 from basecap.models.language_model import LanguageModel
-from basecap.testing._harness import make_generic, root_mean_square
+from basecap.testing._harness import root_mean_square
 from basecap.testing.claims import ALL, PERSISTENT, PERTURBATION
 from basecap.testing.fresh_process import Batch, FreshProcess, NotRunError, Question, StoredModel, draws_of
 from basecap.testing.subject import OutOfTimeError, undisturbed

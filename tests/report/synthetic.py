@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from basecap.records import RunInfo, StudyRecords
+from basecap.records.audits import untrained
 from basecap.records.documents import DocumentLosses
 from basecap.records.measured import Declaration, Record
 from basecap.records.token_classes import COPIED, NEW, loss_metric
@@ -66,6 +67,7 @@ def write_study(
         declarations += [
             Declaration(name="few-shot", unit="accuracy", better="higher"),
             Declaration(name="passkey", unit="accuracy", better="higher", axes=("length",)),
+            Declaration(name="audit", unit="share", better="neither"),
         ]
     records.write_declarations(declarations)
     rng = np.random.default_rng(7)
@@ -158,4 +160,10 @@ def _more(rng, gap) -> list[Record]:
         )
         for length in (1024, 2048, 4096, 8192, 16384)
     ]
-    return few_shot + passkey
+    numbers = {"visibility": 1.0, "relation": 0.9, "selection": 0.98 - 2 * gap, "null": 0.01}
+    audit = [
+        Record(**common, eval="audit", subset="layer 0", metric=call(metric), value=value, n=6)
+        for metric, value in numbers.items()
+        for call in (str, untrained)
+    ]
+    return few_shot + passkey + audit

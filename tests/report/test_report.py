@@ -94,6 +94,8 @@ def test_one_offline_page_with_every_part(tmp_path):
         "scatter-github-training-loss",
         "few-shot-acc",
         "passkey-accuracy-niah",
+        "gap-against-selection",
+        "audit-untrained_selection",
     } <= set(page.charts)
     for words in (
         "Verdicts",
@@ -103,6 +105,8 @@ def test_one_offline_page_with_every_part(tmp_path):
         "2.13.0",
         "seq_len",
         "stackexchange",
+        "How architectures read the past",
+        "degrades, and can only partly select: 0.58 of 1",
         "copies less: tokens that a copy from the context predicts contribute",
     ):
         assert words in page.text

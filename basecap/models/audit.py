@@ -4,9 +4,9 @@ A mixer with `influence` is judged by its factors. Another one is judged by the 
 directions u, each in the place of a head; that of t itself counts as 0, as it has the gates on y_t too.
 """
 
+import copy
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -14,11 +14,14 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from basecap.errors import ConfigError, describe_error
-from basecap.mixers import ARCHITECTURES, LayerSpec, Mixer, build_mixer, generator_for, initialise
+from basecap.mixers import ARCHITECTURES, LayerSpec, Mixer, build_mixer, generator_for, initialise, make_generic
+from basecap.models.language_model import LanguageModel
 from basecap.names import split_backbone
 from basecap.ops import without_numba
-from basecap.testing._harness import SEED, make_generic
+from basecap.records.audits import Audit
 
+#: Seed of parameters, inputs and draws.
+SEED = 0
 #: Tokens and width of the layers of `audits_of`; the width gives attention two heads of 64 channels.
 LENGTH, HIDDEN = 256, 128
 #: Sequences, as many positions (each in a sequence of its own), draws of a content and of a first query.
@@ -27,53 +30,12 @@ SEQUENCES, DRAWS, QUERIES = 6, 8, 32
 HEADS = 4
 #: Steps of the search for a query, and how far the first and the last one go, in shares of the norm.
 STEPS, FIRST, LAST = 16, 0.7, 0.1
+#: Rows of `audit`, those of the search counted three times, as they are read forward and backward.
+ROWS = QUERIES + SEQUENCES * (1 + DRAWS + 3 * (STEPS + 1))
 #: A position is seen if its weight reaches this share of the mean weight in any sequence, query and head.
 SEEN = 0.01
 #: Weights below this share of their row's largest are not compared.
 SMALL = 1e-6
-#: Above HIGH a number is called high in words, below LOW low.
-HIGH, LOW = 0.7, 0.3
-
-
-@dataclass(frozen=True, kw_only=True)
-class Audit:
-    """How one layer reads the past; each number is from 0 to 1.
-
-    Attributes:
-        layer: what was measured, such as "attention" or "layer 3, attention".
-        weights: what the weight of a position is: its "influence", or the norm of a "jacobian".
-        visibility: the distance of the furthest position that the last one reads, as a share of the largest distance.
-        relation: how far the weight of a position moves when its content is drawn anew: largest minus smallest, as a
-            share of the largest size. None if no weight could be compared.
-        selection: the share of its weight that the last position puts on one random earlier one, in its best head, if
-            its input is searched for that.
-        null: the share that the same inputs put on the positions that were searched for by others.
-    """
-
-    layer: str
-    weights: Literal["influence", "jacobian"]
-    visibility: float
-    relation: float | None
-    selection: float
-    null: float
-
-    @property
-    def sentence(self) -> str:
-        """What the numbers say."""
-        seen = "sees the whole past" if self.visibility >= HIGH else f"sees {self.visibility:.0%} of the past"
-        chosen = self.selection - self.null
-        if self.relation is None:
-            related = "gives no weight to compare"
-        elif self.relation >= HIGH:
-            related = "weighs positions by their content"
-        else:
-            related = "hardly by their content" if self.relation < LOW else "partly by their content"
-            related = f"weighs positions {related}"
-        if chosen >= HIGH:
-            selected = "can select any one position"
-        else:
-            selected = f"{'cannot' if chosen < LOW else 'can only partly'} select any one position"
-        return f"It {seen}, {related} and {selected}."
 
 
 def audits_of(
@@ -99,13 +61,50 @@ def audits_of(
     for choice in (c for i, c in enumerate(architecture.layers) if c not in architecture.layers[:i]):
         spec = LayerSpec(hidden=HIDDEN, max_length=length, canon=architecture.canon)
         mixer = build_mixer(choice.mixer, choice.configure(HIDDEN, options or {}), spec)
-        initialise(mixer, mixer.recipe(), SEED)
-        make_generic(mixer)
-        inputs = torch.randn(2 * SEQUENCES, length, HIDDEN, generator=generator_for(SEED, "audit"))
         words = ", ".join(f"{key} {value}" for key, value in choice.options.items())
         layer = f"{type(mixer).__name__} ({words})" if words else type(mixer).__name__
-        found.append(audit(mixer.eval().to(device), inputs.to(device), layer))
+        found.append(audit_untrained(mixer.eval().to(device), length, layer))
     return found
+
+
+def layer_inputs(model: LanguageModel, tokens_BT: Tensor) -> dict[int, tuple[Mixer, Tensor]]:
+    """Return each mixer of a model with what it reads, [B, T, D] in float32, by layer index from 0.
+
+    Args:
+        model: in evaluation mode.
+        tokens_BT: int64, on the model's device.
+    """
+    found: dict[int, tuple[Mixer, Tensor]] = {}
+
+    def keep(mixer: Mixer, given: tuple[Tensor, ...]) -> None:
+        found[mixer.layer.index] = mixer, given[0]
+
+    handles = [module.register_forward_pre_hook(keep) for module in model.modules() if isinstance(module, Mixer)]
+    try:
+        with torch.no_grad():
+            model.hidden(tokens_BT)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return dict(sorted(found.items()))
+
+
+def audit_untrained(mixer: Mixer, length: int, layer: str) -> Audit:
+    """Return the audit of a copy of a mixer with generic parameters and normal inputs: what its form allows.
+
+    Args:
+        mixer: in evaluation mode, any parameters.
+        length: tokens of the sequences.
+        layer: its name in the result.
+
+    Raises:
+        ConfigError: as `audit` does.
+    """
+    untrained, device = copy.deepcopy(mixer), next(mixer.parameters()).device
+    initialise(untrained, untrained.recipe(), SEED)
+    make_generic(untrained)
+    inputs = torch.randn(2 * SEQUENCES, length, mixer.layer.hidden, generator=generator_for(SEED, "audit"))
+    return audit(untrained, inputs.to(device), layer)
 
 
 def audit(mixer: Mixer, inputs_NTD: Tensor, layer: str) -> Audit:

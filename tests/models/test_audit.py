@@ -5,7 +5,8 @@ import pytest
 from basecap.errors import ConfigError
 from basecap.mixers import Mixer
 from basecap.mixers.attention import Attention
-from basecap.testing.audit import Audit, audits_of
+from basecap.models.audit import audits_of
+from basecap.records.audits import Audit
 from tests.testing._running_mean import RunningMean
 
 #: Tokens, and those that a window sees.
