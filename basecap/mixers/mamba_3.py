@@ -14,7 +14,7 @@ from basecap.mixers._contract import Cache, Mixer, MixerConfig, Variant, choose_
 from basecap.mixers._parts import PartedLinear, rms_norm, token_shift
 from basecap.mixers._recipes import LayerSpec, ParameterRecipe, constant, uniform
 from basecap.mixers._state_space import REPOSITORY, step_size, step_size_bias
-from basecap.ops import Influence
+from basecap.ops import Influence, exact_dtype, running_sums
 from basecap.ops.ssd import influence, ssd
 
 #: Epsilon of the norms of B and C.
@@ -121,7 +121,9 @@ class Mamba3(Mixer):
         share = raw_share.to(dt.dtype).sigmoid() if self.config.trapezoid else torch.ones_like(dt)
         turns = dt[..., None] * (math.pi * torch.tanh(raw_turn.to(dt.dtype)))[:, :, None]
         # Sums of many turns would lose digits in float32; a whole turn changes nothing.
-        phases = turns.double().cumsum(1) + (0.0 if start_BHA is None else start_BHA[:, None])
+        phases = running_sums(turns.to(exact_dtype(turns.device)), 1) + (
+            0.0 if start_BHA is None else start_BHA[:, None]
+        )
         cos, sin = ((phases % math.tau).to(dt.dtype).cos(), (phases % math.tau).to(dt.dtype).sin())
 
         def per_head(raw_BTK: Tensor, gain: Tensor, bias: Tensor) -> Tensor:
@@ -180,7 +182,7 @@ class Mamba3(Mixer):
         wide = torch.promote_types(weight.dtype, torch.float32)
         tensors = {"state": weight.new_zeros(batch, H, K, V, dtype=wide)}
         if self.angles:
-            tensors["phases"] = weight.new_zeros(batch, H, self.angles, dtype=torch.float64)
+            tensors["phases"] = weight.new_zeros(batch, H, self.angles, dtype=exact_dtype(weight.device))
         if self.config.trapezoid:
             tensors |= {"k": weight.new_zeros(batch, H, K), "x": weight.new_zeros(batch, H, V)}
         return Cache(tensors=tensors)

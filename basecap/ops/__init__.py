@@ -31,8 +31,8 @@ run.json call it:
     kernels*.py      the kernels
 
 Beside the ops are parts that several of them share: `_recurrence` (ops with a state), `_selection` (Top-1),
-`_dispatch`, `_shapes` (checks of arguments), `_transforms` (derivatives that are refused), `_influence`, `_saved`
-(activation checkpointing), `_launch`, `kernels_shared`, and `known_bad`: releases that are wrong on some GPUs.
+`_dispatch`, `_shapes` (checks of arguments), `_transforms` (derivatives that are refused), `_influence`, `_sums`,
+`_saved` (activation checkpointing), `_launch`, `kernels_shared`, and `known_bad`: releases that are wrong on some GPUs.
 """
 
 from basecap.ops._dispatch import (
@@ -46,6 +46,7 @@ from basecap.ops._dispatch import (
 from basecap.ops._influence import Influence
 from basecap.ops._saved import keep_choice, keep_products
 from basecap.ops._shapes import check_devices, check_segments
+from basecap.ops._sums import exact_dtype, running_sums
 from basecap.ops.top1_chunk import (
     top1_chunk,
     top1_chunk_cache,
@@ -62,9 +63,11 @@ __all__ = [
     "check_devices",
     "check_segments",
     "choose",
+    "exact_dtype",
     "keep_choice",
     "keep_products",
     "recorded",
+    "running_sums",
     "top1_chunk",
     "top1_chunk_cache",
     "top1_chunk_choice",

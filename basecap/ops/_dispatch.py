@@ -175,13 +175,14 @@ def _import_error(package: str) -> str | None:
 
 
 @constant_result
-def _deterministic() -> bool:
+def deterministic() -> bool:
+    """Whether the same bits are asked for twice, as `torch.use_deterministic_algorithms(True)` does."""
     return torch.are_deterministic_algorithms_enabled()
 
 
 def _varies(family: ModuleType) -> str | None:
     """Return why a family cannot run where the same bits are asked for twice, or None."""
-    if getattr(family, "REPEATS", True) or not _deterministic():
+    if getattr(family, "REPEATS", True) or not deterministic():
         return None
     return "they have no deterministic form"
 

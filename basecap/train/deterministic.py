@@ -19,7 +19,7 @@ def settings(train: TrainSection, device: torch.device) -> dict[str, Any]:
     if device.type == "cuda":
         found[environment.CUBLAS_VARIABLE] = environment.CUBLAS_BUFFERS
     if _compiles(train, device):
-        found["torch._inductor.config.deterministic"] = True
+        found |= {"torch._inductor.config.deterministic": True, "torch._dynamo.config.optimize_ddp": False}
     return found
 
 
@@ -60,13 +60,17 @@ def _compiles(train: TrainSection, device: torch.device) -> bool:
 
 @contextlib.contextmanager
 def _compiled_once() -> Iterator[None]:
-    """Let the compiler choose no kernel by its speed, which would be another one the next time."""
-    from torch._inductor import config  # half a second, which a run that compiles nothing need not wait
+    """Let the compiler choose no kernel by its speed, and cut no model, as it does where processes share gradients.
+
+    The first would be another one the next time; the second lets several processes round where one does not.
+    """
+    from torch._dynamo import config as tracing  # half a second, which a run that compiles nothing need not wait
+    from torch._inductor import config
 
     if not hasattr(config, "deterministic"):
         raise ConfigError(
             f"train.deterministic needs a PyTorch newer than {torch.__version__} to compile models; install one, or "
             "set train.compile=false."
         )
-    with config.patch(deterministic=True):
+    with config.patch(deterministic=True), tracing.patch(optimize_ddp=False):
         yield

@@ -63,12 +63,14 @@ def test_the_environment_changes_nothing(monkeypatch: pytest.MonkeyPatch):
         "torch.use_deterministic_algorithms": True,
         CUBLAS_VARIABLE: CUBLAS_BUFFERS,
         "torch._inductor.config.deterministic": True,
+        "torch._dynamo.config.optimize_ddp": False,
     }
     with deterministic(off, gpu):
         assert os.environ[CUBLAS_VARIABLE] == ":16:8" and not torch.are_deterministic_algorithms_enabled()
     with deterministic(on, gpu):
+        from torch._dynamo import config as tracing
         from torch._inductor import config
 
         assert os.environ[CUBLAS_VARIABLE] == CUBLAS_BUFFERS and torch.are_deterministic_algorithms_enabled()
-        assert config.deterministic
-    assert not (config.deterministic or torch.are_deterministic_algorithms_enabled())
+        assert config.deterministic and not tracing.optimize_ddp
+    assert tracing.optimize_ddp and not (config.deterministic or torch.are_deterministic_algorithms_enabled())

@@ -1,15 +1,20 @@
 """Two processes with half of the batch each train as one does."""
 
+import json
 import math
 from datetime import timedelta
 
+import pytest
 import torch
 import torch.distributed as dist
 
+from basecap.mixers import ARCHITECTURES
 from basecap.records import RunRecords
+from basecap.system.environment import choose_device, fix_cublas_buffers
 from basecap.train import checkpoint
 from basecap.train.distributed import COLLECTIVE_TIMEOUT, Processes, processes
 from basecap.train.loop import DevicePlacement, Trainer
+from tests._architectures import distinct_names
 from tests.forks import pair
 from tests.train import two_processes
 from tests.train.conftest import UnevenStream, config
@@ -31,6 +36,38 @@ def test_two_processes_with_uneven_rows_and_an_interruption_train_as_one(model, 
     trained = checkpoint.load_model(two.resume)
     for (name, p), q in zip(model.named_parameters(), trained.parameters(), strict=True):
         torch.testing.assert_close(p, q, rtol=1e-3, atol=1e-4, msg=name)
+
+
+def test_every_architecture_gets_the_same_bits_from_one_process_and_from_two(tmp_path):
+    kinds: dict[object, str] = {}
+    for name, built in ARCHITECTURES.items():
+        kinds.setdefault((built.backbone, *sorted({layer.mixer.__name__ for layer in built.layers})), name)
+    one, two = by_one_and_by_two(list(kinds.values()), "cpu", tmp_path)
+    assert len(one) > 20 and all(len(found) == 2 for found in one.values())
+    assert {name: found for name, found in two.items() if found != one[name]} == {}
+
+
+@pytest.mark.gpu
+def test_every_architecture_gets_the_same_bits_twice_on_a_gpu():
+    names, device = distinct_names(), choose_device("cuda")
+    fix_cublas_buffers()
+    once, again = (two_processes.bits(names, Processes(), device) for _ in range(2))
+    assert {name: found for name, found in again.items() if found != once[name]} == {}
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_every_architecture_gets_the_same_bits_from_one_gpu_and_from_two(tmp_path):
+    fix_cublas_buffers()
+    one, two = by_one_and_by_two(distinct_names(), "cuda", tmp_path)
+    assert {name: found for name, found in two.items() if found != one[name]} == {}
+
+
+def by_one_and_by_two(names, device, path):
+    """Return the bits from one process, which adds two gradients, and from two with one micro-batch in each."""
+    pair(two_processes.train_each, names, path / "two.json", device, output=path / "output", seconds=400)
+    two = json.loads((path / "two.json").read_text())
+    return json.loads(json.dumps(two_processes.bits(names, Processes(), choose_device(device)))), two
 
 
 def test_processes_wait_for_a_leader_that_works_alone_for_hours(monkeypatch):

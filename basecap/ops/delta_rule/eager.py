@@ -11,6 +11,7 @@ from torch import Tensor
 
 from basecap.ops._dispatch import EAGER
 from basecap.ops._recurrence.blocks import ids_of_chunks
+from basecap.ops._sums import exact_dtype, running_sums
 
 RUNS, BACKEND = EAGER, "eager"
 
@@ -51,7 +52,7 @@ def delta_rule(
     ids_BMC = ids_of_chunks(segments, C)
     log_decay = torch.zeros_like(beta_BTH) if log_decay_BTH is None else log_decay_BTH
     # Differences of these sums are the exponents: in float32 strong decays would leave few digits for weak ones.
-    total = cut(log_decay.to(torch.float64)).cumsum(2)
+    total = running_sums(cut(log_decay.to(exact_dtype(log_decay.device))), 2)
     within, from_start, to_end, across = _decays(total.movedim(3, 1), ids_BMC, wide)
 
     k_t = k.transpose(-1, -2)

@@ -6,6 +6,7 @@ from basecap.errors import ConfigError
 from basecap.ops._dispatch import choose, families
 from basecap.ops._influence import Influence, wide
 from basecap.ops._shapes import check_devices, check_floating, check_scale, check_segments, finite_log_decay
+from basecap.ops._sums import running_sums
 from basecap.ops.attention import attention_step
 from basecap.ops.forgetting_attention import eager, flex_kernels, reference
 
@@ -104,7 +105,7 @@ def forgetting_attention_step(
     if visible_BS is not None:
         log_decay = log_decay.masked_fill(~visible_BS[..., None], 0.0)
     # Summed from the end, where the weights that count are.
-    bias_BSH = log_decay.flip(1).cumsum(1).flip(1) - log_decay
+    bias_BSH = running_sums(log_decay.flip(1), 1).flip(1) - log_decay
     return attention_step(q_B1HK, k_BSHK, v_BSHV, scale=scale, bias_HS=bias_BSH.mT, visible_BS=visible_BS)
 
 

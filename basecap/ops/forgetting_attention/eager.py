@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from basecap.ops._dispatch import EAGER, without_autocast
+from basecap.ops._sums import exact_dtype, running_sums
 
 RUNS, BACKEND = EAGER, "eager"
 
@@ -55,8 +56,7 @@ def attention(
 
 def totals(log_decay_BTH: Tensor) -> Tensor:
     """Return the logarithms summed from the start [B, H, T]: in float64, because weights are of differences."""
-    wide = torch.float32 if log_decay_BTH.device.type == "mps" else torch.float64
-    return log_decay_BTH.to(wide).cumsum(1).transpose(1, 2)
+    return running_sums(log_decay_BTH.to(exact_dtype(log_decay_BTH.device)), 1).transpose(1, 2)
 
 
 def closing(q_BHTK: Tensor, k_BHTK: Tensor, scale: float) -> Tensor:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from basecap.ops._dispatch import EAGER
 from basecap.ops._recurrence.blocks import ids_of_chunks
+from basecap.ops._sums import exact_dtype, running_sums
 
 RUNS, BACKEND = EAGER, "eager"
 
@@ -50,7 +51,7 @@ def ssd(
     q_BMGCK, k_BMGCK = (cut(x).transpose(2, 3) for x in (q_BTGK, k_BTGK))
     v_BMGCRV = cut(v_BTHV).unflatten(3, (G, R)).transpose(2, 3)
     # Differences of these sums are the exponents: in float32 strong decays would leave few digits for weak ones.
-    total_BMCH = cut(log_decay_BTH.to(torch.float64)).cumsum(2)
+    total_BMCH = running_sums(cut(log_decay_BTH.to(exact_dtype(log_decay_BTH.device))), 2)
     ids_BMC = ids_of_chunks(segments, C)
     within, to_end, from_start = _decays(total_BMCH, ids_BMC, wide)
 
@@ -122,7 +123,7 @@ def _carry(
         span = slice(start, start + SPAN)
         own_BHMX = added_BMHKV[:, span].transpose(1, 2).flatten(-2)
         # Row i: what is left of each chunk's addition when chunk i begins; the last row when the span ends.
-        total_BHM = F.pad(log_decay_BMH[:, span].transpose(1, 2), (1, 0)).cumsum(2)
+        total_BHM = running_sums(F.pad(log_decay_BMH[:, span].transpose(1, 2), (1, 0)), 2)
         same = None
         if ids_BMC is not None:
             first = ids_BMC[:, 0, :1] if start == 0 else ids_BMC[:, start - 1, -1:]

@@ -7,6 +7,7 @@ import triton
 from torch import Tensor
 
 from basecap.ops._launch import block_of
+from basecap.ops._sums import running_sums
 from basecap.ops.taylor_attention.triton_kernels import kernels
 
 
@@ -53,7 +54,7 @@ def _sums(x: Tensor, y: Tensor, factor: Tensor | None, delta: Tensor | None, chu
 
 def _exclusive(state: Tensor) -> Tensor:
     """Return the sums over all earlier chunks; those of the first chunk are not read."""
-    return torch.cat([state[:, :, :1], state[:, :, :-1].cumsum(2)], dim=2)
+    return torch.cat([state[:, :, :1], running_sums(state[:, :, :-1], 2)], dim=2)
 
 
 def _scale(q: Tensor) -> float:

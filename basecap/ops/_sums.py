@@ -1,0 +1,35 @@
+"""Running sums, which PyTorch adds on a GPU in the order in which parts of them are ready."""
+
+import torch
+from torch import Tensor
+
+from basecap.ops._dispatch import deterministic
+
+
+def exact_dtype(device: torch.device) -> torch.dtype:
+    """Return the dtype of sums whose small differences count: float64, and float32 on MPS, which has nothing wider."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
+def running_sums(x: Tensor, dim: int) -> Tensor:
+    """Return the sums up to each index along a dimension, of the shape and dtype of x, as `torch.cumsum` does.
+
+    That has no deterministic form on a GPU. There, after `torch.use_deterministic_algorithms(True)`, the sums are
+    added in pairs, which rounds fewer times.
+    """
+    if x.is_cuda and x.is_floating_point() and deterministic():
+        return sums_in_pairs(x, dim)
+    return x.cumsum(dim)
+
+
+def sums_in_pairs(x: Tensor, dim: int) -> Tensor:
+    """Return what `running_sums` does, in log2(T) steps that each add the sums of spans of twice the length.
+
+    An index is rounded log2(T) times, not T times; the gradient is added likewise.
+    """
+    span, size = 1, x.shape[dim]
+    while span < size:
+        first, rest = x.split([span, size - span], dim)
+        x = torch.cat([first, rest + x.narrow(dim, 0, size - span)], dim)
+        span *= 2
+    return x
