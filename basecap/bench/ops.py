@@ -1,6 +1,6 @@
-"""Speed and memory of Top-1 selection beside the attention of PyTorch, every ratio within one run on one device."""
+"""Speed and memory of ops: Top-1 selection beside the attention of PyTorch, and what launching every op costs."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import flex_attention
 
-from basecap.bench import peers
-from basecap.errors import ConfigError
+from basecap.bench import launch, peers
+from basecap.errors import ConfigError, nearest
 from basecap.ops import choose, recorded
 from basecap.ops.attention.flex_kernels import block_mask
 from basecap.ops.top1_chunk import FAMILIES, top1_chunk, top1_chunk_cache, top1_chunk_fill, top1_chunk_step
@@ -35,29 +35,32 @@ def run(
     length: int = 102_400,
     repeats: int = 10,
     peer: bool = False,
+    only: Sequence[str] = (),
     save: Callable[[dict[str, Any]], None] = lambda found: None,
 ) -> dict[str, Any]:
     """Time training and decoding of Top-1 chunk selection and its rivals, in bfloat16, batch 1 (decoding: 64).
 
-    Times are medians in milliseconds over `repeats` replays of a CUDA graph, so they are the device's alone (unless a
-    column says that Python launches); compilation and warm-up are left out, ratios are of medians. Queries and keys are
-    random, normalised to root mean square 1 per head as in the architecture.
+    Times are medians in milliseconds, without compilation and warm-up: "graph" of replays of a CUDA graph, the device's
+    alone, which ratios compare, "from Python" of the same calls with the wait for their launch. Queries and keys are
+    random, normalised to root mean square 1 per head as in the architecture. For the table launch see
+    `basecap.bench.launch.measure`.
 
     Args:
         device: a CUDA device.
         length: tokens of the training figures; decoding has half as many in its cache.
         repeats: runs timed.
         peer: whether to add the table peers, flash-linear-attention's mixture of block attention.
+        only: tables to measure; all when empty.
         save: called after each table with all that is found so far.
 
     Returns:
-        environment, setting, the tables training, skew, decode, crossover and peers as lists of rows, and `complete`,
-        which is False when the run was interrupted.
+        environment, setting, the tables as lists of rows, and `complete`, which is False when it was interrupted.
 
     Raises:
-        ConfigError: a device without CUDA; peers without flash-linear-attention.
+        ConfigError: a device without CUDA; an unknown table; peers without flash-linear-attention.
     """
-    if peer:
+    tables = _chosen(only, peer)
+    if "peers" in tables:
         peers.require()
     if device.type != "cuda":
         raise ConfigError(
@@ -66,12 +69,17 @@ def run(
         )
     setting = {"length": length, "repeats": repeats, "chunk": CHUNK, "window": WINDOW, "dtype": "bfloat16", "batch": 1}
     found: dict[str, Any] = {"environment": describe(device), "setting": setting, "complete": False}
-    tables = TABLES | ({"peers": _peers} if peer else {})
     found |= {name: [] for name in tables}
+    by_shape = {name: TABLES[name] for name in tables if name in TABLES}
+    total = len(by_shape) * len(SHAPES) + ("launch" in tables)
     try:
-        with progress("bench ops", total=len(tables) * len(SHAPES), unit="tables") as advance:
+        with progress("bench ops", total=total, unit="tables") as advance:
+            if "launch" in tables:
+                launch.measure(found["launch"], device, launch.gpu_clock(repeats), advance)
+                save(found)
+                advance(1)
             for heads, width in SHAPES:
-                for name, measure in tables.items():
+                for name, measure in by_shape.items():
                     rows = measure(heads, width, length, repeats, device)
                     found[name] += [{"heads": heads, "head_dim": width, **row} for row in rows]
                     torch.cuda.empty_cache()
@@ -81,6 +89,23 @@ def run(
     except KeyboardInterrupt:
         pass  # what was measured is worth keeping
     return found
+
+
+def _chosen(only: Sequence[str], peer: bool) -> list[str]:
+    """Return the names of the tables to measure, in their order; raises ConfigError for an unknown one."""
+    names = ["launch", *TABLES]
+    for name in only:
+        if name not in names:
+            raise ConfigError(f"unknown table {name!r}: {nearest(name, names)}")
+    return [name for name in names if name in only or (name == "peers" and peer) or (not only and name != "peers")]
+
+
+def _timed(what: str, run: Callable[[], object], repeats: int, times: int = 1) -> dict[str, float]:
+    """Return the milliseconds of a call, as a CUDA graph of `times` calls and from Python."""
+    return {
+        f"{what} graph ms": milliseconds(captured(run, times), repeats) / times,
+        f"{what} from Python ms": milliseconds(run, repeats),
+    }
 
 
 def _inputs(batch: int, length: int, heads: int, width: int, device: torch.device) -> list[Tensor]:
@@ -165,15 +190,10 @@ def _training(heads: int, width: int, length: int, repeats: int, device: torch.d
         # The output and three gradients are anyone's.
         extra = torch.cuda.max_memory_allocated() - before - 4 * q.numel() * q.element_size()
         with torch.no_grad():
-            forward = milliseconds(captured(partial(attention, q, k, v)), repeats)
-        row: dict[str, Any] = {
-            "op": name,
-            "forward ms": forward,
-            "forward+backward ms": milliseconds(captured(step), repeats),
-        }
-        row |= {"launched from Python ms": milliseconds(step, repeats), "extra bytes per token": extra / length}
-        rows.append(row | _runs(ran))
-    return _compare(rows, "forward+backward ms")
+            forward = _timed("forward", partial(attention, q, k, v), repeats)
+        row = {"op": name, **forward, **_timed("forward+backward", step, repeats)}
+        rows.append({**row, "extra bytes per token": extra / length, **_runs(ran)})
+    return _compare(rows, "forward+backward graph ms")
 
 
 def _skew(heads: int, width: int, length: int, repeats: int, device: torch.device) -> list[dict[str, Any]]:
@@ -190,13 +210,14 @@ def _skew(heads: int, width: int, length: int, repeats: int, device: torch.devic
     for name, choice in (("even", even), ("one chunk", even.clamp(max=0))):
         run = partial(attend, q, k, v, choice, [grid, own], CHUNK, width**-0.5, family)
         with torch.no_grad():
-            forward = milliseconds(captured(run), repeats)
+            forward = _timed("forward", run, repeats)
 
         def step(run: Callable[[], tuple[Tensor, ...]] = run) -> None:
             torch.autograd.grad(run()[0], (q, k, v), do)
 
-        both = milliseconds(captured(step), repeats)
-        times[name] = {"forward ms": forward, "backward ms": both - forward}
+        both = _timed("forward", step, repeats)
+        backward = {key.replace("forward", "backward"): both[key] - forward[key] for key in both}
+        times[name] = forward | backward
     return [
         {"choice": name, **row, **{f"{key} / even": row[key] / times["even"][key] for key in row}, **_runs(ran)}
         for name, row in times.items()
@@ -204,7 +225,7 @@ def _skew(heads: int, width: int, length: int, repeats: int, device: torch.devic
 
 
 def _decode(heads: int, width: int, length: int, repeats: int, device: torch.device) -> list[dict[str, Any]]:
-    """Time one step of 64 sequences with half of `length` in the cache, as a CUDA graph."""
+    """Time one step of 64 sequences with half of `length` in the cache."""
     batch = 64
     length = length // (2 * CHUNK) * CHUNK - 1
     q, k, v, _ = _inputs(batch, 1, heads, width, device)
@@ -232,15 +253,13 @@ def _decode(heads: int, width: int, length: int, repeats: int, device: torch.dev
         for name, run in runs.items():
             with recorded() as ran:
                 reason = _refusal(run)
-            timed: dict[str, Any] = (
-                {"step ms": milliseconds(captured(run, 10), repeats) / 10} if reason is None else {"cannot run": reason}
-            )
+            timed = {"cannot run": reason} if reason else _timed("step", run, repeats, 10)
             rows.append({"op": name, **timed, **_runs(ran)})
-    return _compare(rows, "step ms")
+    return _compare(rows, "step graph ms")
 
 
 def _crossover(heads: int, width: int, length: int, repeats: int, device: torch.device) -> list[dict[str, Any]]:
-    """Time training against the length, in powers of two up to `length`, as CUDA graphs."""
+    """Time training against the length, in powers of two up to `length`."""
     rows = []
     for tokens in (2**n for n in range(10, length.bit_length())):
         q, k, v, do = _inputs(1, tokens, heads, width, device)
@@ -250,9 +269,7 @@ def _crossover(heads: int, width: int, length: int, repeats: int, device: torch.
         for name, attention in _contenders(tokens, device).items():
             if "flex" not in name:
                 times = max(1, min(10, 65_536 // tokens))
-                row[f"{name} ms"] = (
-                    milliseconds(captured(partial(_step, attention, q, k, v, do), times), repeats) / times
-                )
+                row |= _timed(name, partial(_step, attention, q, k, v, do), repeats, times)
         rows.append(row)
     return rows
 
@@ -275,10 +292,11 @@ def _peers(heads: int, width: int, length: int, repeats: int, device: torch.devi
         with recorded() as ran:
             reason = _refusal(step)
         timed: dict[str, Any] = (
-            {"cannot run": reason} if reason else {"launched from Python ms": milliseconds(step, repeats)}
+            {"cannot run": reason} if reason else {"forward+backward from Python ms": milliseconds(step, repeats)}
         )
         rows.append({"op": name, **timed, **_runs(ran)})
     return rows
 
 
-TABLES = {"training": _training, "skew": _skew, "decode": _decode, "crossover": _crossover}
+#: Tables with rows for each of `SHAPES`.
+TABLES = {"training": _training, "skew": _skew, "decode": _decode, "crossover": _crossover, "peers": _peers}

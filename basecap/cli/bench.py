@@ -25,14 +25,23 @@ def bench_ops(
         int, typer.Option(min=256, max=LARGEST, help="sequence length of the training benchmark")
     ] = 102_400,
     peer: Annotated[bool, typer.Option("--peer", help="also flash-linear-attention's mixture of blocks")] = False,
+    table: Annotated[
+        list[str],
+        typer.Option(
+            "--table",
+            help="only this table: launch, training, skew, decode, crossover or peers; repeatable (default: all but "
+            "peers)",
+        ),
+    ] = [],
     device: Device = None,
     json_file: JsonFile = None,
 ) -> None:
-    """Compare the Top-1 kernels with PyTorch's attention. Needs a CUDA GPU."""
+    """Compare the Top-1 kernels with PyTorch's attention, and what launching each op costs. Needs a CUDA GPU."""
     from basecap.bench.ops import run as bench
     from basecap.system.environment import choose_device
 
-    found = bench(device=choose_device(device), length=length, peer=peer, save=partial(store, path=json_file))
+    save = partial(store, path=json_file)
+    found = bench(device=choose_device(device), length=length, peer=peer, only=table, save=save)
     for name, rows in found.items():
         if isinstance(rows, list):
             print_table(name, rows, as_json=False)

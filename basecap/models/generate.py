@@ -195,9 +195,9 @@ def by_length(lengths: Sequence[int], room: int) -> Iterator[list[int]]:
 
 
 def _draws(prompts: Sequence[Tensor], new_tokens: int, sampling: Sampling) -> Tensor:
-    """Return numbers from 0 to 1, one for each new token: float64 [B, new_tokens], on the CPU; zeros if none counts."""
+    """Return numbers from 0 to 1, one for each new token: [B, new_tokens], on the CPU; float64, or zeros if greedy."""
     if sampling.greedy:
-        return torch.zeros(len(prompts), new_tokens, dtype=torch.float64)
+        return torch.zeros(len(prompts), new_tokens)
     earlier, rows = Counter[str](), []
     for prompt in prompts:
         words = ",".join(map(str, prompt.tolist()))

@@ -8,6 +8,7 @@ from basecap.models import decoding_steps, generate
 from basecap.models.config import model_config
 from basecap.models.decoding_steps import GraphSteps, PythonSteps, refusal, steps_of
 from basecap.models.language_model import LanguageModel
+from basecap.ops import without_numba
 from basecap.testing.marks import requires_gpu
 from tests.models.recorded_graph import recorded
 
@@ -54,9 +55,10 @@ class Graphs:
 def test_a_graph_writes_the_same_tokens(name: str, monkeypatch: pytest.MonkeyPatch):
     model, given = small(name), prompts(5, 9)
     assert refusal(model) is None
-    expected = generate.generate_each(model, given, 12, temperature=1.0)
-    graphs = Graphs(monkeypatch)
-    assert generate.generate_each(model, given, 12, temperature=1.0) == expected
+    with without_numba():  # compiling takes seconds
+        expected = generate.generate_each(model, given, 12, temperature=1.0)
+        graphs = Graphs(monkeypatch)
+        assert generate.generate_each(model, given, 12, temperature=1.0) == expected
     # Rooms of 16 and 20 tokens; the first step of each runs from Python.
     assert (graphs.captures, graphs.replays) == (2, 11 - 2)
 

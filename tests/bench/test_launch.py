@@ -1,0 +1,122 @@
+"""The table of launches has every op, the worst first, and only what was measured."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import basecap.ops
+from basecap.bench import launch, ops
+from basecap.bench.launch import CASES, Clock, Launched, measure
+from basecap.cli import app
+from basecap.errors import ConfigError
+from basecap.ops import without_numba
+from basecap.testing.marks import requires_gpu
+
+CPU = torch.device("cpu")
+
+
+def folder(case: Launched) -> str:
+    return getattr(case.op, "func", case.op).__module__.split(".")[2]
+
+
+def test_every_op_with_kernels_has_a_case():
+    folders = {path.parent.parent.name for path in Path(basecap.ops.__file__).parent.glob("*/*_kernels/__init__.py")}
+    folders |= {path.parent.name for path in Path(basecap.ops.__file__).parent.glob("*/check.py")}
+    assert {folder(case) for case in CASES.values()} == folders
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_each_case_calls_its_op_with_gradients(name: str, monkeypatch: pytest.MonkeyPatch):
+    calls: list[Callable[[], object]] = []
+    for size, value in (("SHAPES", ((2, 32),)), ("CASES", {name: CASES[name]}), ("VOCABULARY", 50)):
+        monkeypatch.setattr(launch, size, value)
+    for size in ("D", "H", "K"):
+        monkeypatch.setattr(launch, size, {"D": 32, "H": 2, "K": 16}[size])
+
+    def called(run: Callable[[], object]) -> float:
+        run()
+        calls.append(run)
+        return 1.0
+
+    rows: list[launch.Row] = []
+    with without_numba():  # compiling takes seconds
+        measure(rows, CPU, Clock(called, called), lambda n, note="": None)
+    assert [row["pass"] for row in rows] == ["forward", "forward+backward"], rows
+    assert len(calls) == 4
+
+
+def timed(host: dict[str, float], device: dict[str, float], monkeypatch: pytest.MonkeyPatch) -> list[launch.Row]:
+    """Return the rows of ops with known times of both passes."""
+
+    def case(name: str) -> Launched:
+        def op(x: torch.Tensor) -> torch.Tensor:
+            current.append(name)
+            if host[name] < 0:
+                raise RuntimeError("no kernel fits.\nmore")
+            return x * 2
+
+        return Launched(op, lambda draw, B, T: {"x": draw(B, T)})
+
+    def graph(run: Callable[[], object]) -> float:
+        if device[current[-1]] < 0:
+            raise RuntimeError("not permitted.\nmore")
+        return device[current[-1]]
+
+    current: list[str] = []
+    monkeypatch.setattr(launch, "SHAPES", ((1, 4),))
+    monkeypatch.setattr(launch, "CASES", {name: case(name) for name in host})
+    rows: list[launch.Row] = []
+    measure(rows, CPU, Clock(lambda run: host[current[-1]], graph), lambda n, note="": None)
+    return rows
+
+
+def test_the_worst_comes_first_and_says_whether_it_meets_the_bound(monkeypatch: pytest.MonkeyPatch):
+    host = {"fast": 0.29, "long": 3.9, "slow": 1.0, "wait": 4.1, "broken": -1.0, "reads": 5.0}
+    device = {"fast": 0.01, "long": 2.0, "slow": 0.1, "wait": 2.0, "broken": 1.0, "reads": -1.0}
+    rows = timed(host, device, monkeypatch)
+    assert [row["op"] for row in rows[::2]][:4] == ["slow", "wait", "long", "fast"]
+    assert [row.get("meets") for row in rows[::2]][:4] == ["no", "no", "yes", "yes"]
+    assert rows[0]["ratio"] == pytest.approx(10) and {row["batch"] for row in rows} == {1}
+    rest = {row["op"]: row for row in rows[8:]}
+    assert rest["broken"]["cannot run"] == "no kernel fits."
+    assert rest["reads"]["no graph"] == "not permitted." and "ratio" not in rest["reads"]
+
+
+def test_the_host_is_timed_until_the_call_returns_on_an_idle_device(monkeypatch: pytest.MonkeyPatch):
+    waits: list[float] = []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: waits.append(0.0))
+    monkeypatch.setattr(time, "perf_counter", iter(range(1000)).__next__)
+    assert launch._host(lambda: None) == pytest.approx(1e3)
+    assert len(waits) == launch.WARM_UP + launch.CALLS + 1
+
+
+def test_without_a_gpu_and_for_an_unknown_table_there_is_one_sentence():
+    with pytest.raises(ConfigError, match=r"needs a CUDA GPU, not cpu; .*basecap check"):
+        ops.run(device=CPU, only=("launch",))
+    done = CliRunner().invoke(app, ["bench", "ops", "--device", "cpu", "--table", "lunch"])
+    assert isinstance(done.exception, ConfigError) and "did you mean 'launch'" in str(done.exception)
+
+
+@pytest.mark.parametrize(
+    ("only", "peer", "tables"),
+    [
+        ([], False, ["launch", "training", "skew", "decode", "crossover"]),
+        ([], True, ["launch", "training", "skew", "decode", "crossover", "peers"]),
+        (["decode", "launch"], False, ["launch", "decode"]),
+        (["peers"], False, ["peers"]),
+    ],
+)
+def test_tables_are_chosen(only: list[str], peer: bool, tables: list[str]):
+    assert ops._chosen(only, peer) == tables
+
+
+@requires_gpu[0]
+@requires_gpu[1]
+def test_on_a_gpu_every_op_is_launched_and_captured():
+    found = ops.run(device=torch.device("cuda"), only=("launch",), repeats=3)
+    assert {row["op"] for row in found["launch"] if "ratio" in row} == set(CASES)
+    assert found["complete"]
