@@ -33,7 +33,7 @@ from basecap.hf.export import write_tokenizer
 from basecap.models import LanguageModel, model_config
 
 ROOT = Path(__file__).parent.parent
-ARCHITECTURES = ("transformer++", "mamba-2", "rwkv-7")
+ARCHITECTURES = ("transformer++", "mamba-2", "rwkv-7", "top1-chunk-exact", "mamba-1", "hyena")
 #: Mean words of a passage, of a question alone and of one after examples; words of a choice; questions.
 PASSAGES, CHOICE, QUESTIONS = (90, 180), 9, 12
 VOCAB, HIDDEN, LAYERS, LENGTH = 8192, 768, 3, 512

@@ -152,9 +152,13 @@ class ShortConvolution(nn.Module):
 
     def further(self, x_BTD: Tensor, last: Tensor) -> Tensor:
         """Convolve further tokens [B, T, D] and update `last` in place."""
+        return self(self.append(x_BTD, last))[:, last.shape[1] :]
+
+    def append(self, x_BTD: Tensor, last: Tensor) -> Tensor:
+        """Return the last inputs followed by further ones [B, width - 1 + T, D], and update `last` in place."""
         whole = torch.cat([last.to(x_BTD.dtype), x_BTD], dim=1)
         last.copy_(whole[:, whole.shape[1] - last.shape[1] :])
-        return self(whole)[:, last.shape[1] :]
+        return whole
 
     def fill(self, x_BTD: Tensor, last: Tensor) -> None:
         """Put the last inputs of a prompt into an empty cache."""
@@ -184,8 +188,10 @@ def remember(cache: Cache, new: Mapping[str, Tensor], *, ring: bool = False) -> 
         capacity = kept.shape[1]
         if end > capacity and not ring:
             raise ConfigError(f"the cache has room for {capacity} tokens; make it for at least {end}.")
-        if cache.lengths is not None:  # a step
-            kept[torch.arange(len(kept), device=kept.device), cache.lengths % capacity] = tensor[:, 0].to(kept.dtype)
+        if cache.lengths is not None:
+            new_T = torch.arange(max(0, T - capacity), T, device=kept.device)
+            row, slots = torch.arange(len(kept), device=kept.device)[:, None], cache.lengths[:, None] + new_T
+            kept[row, slots % capacity] = tensor[:, new_T].to(kept.dtype)
             continue
         if T == 1 or end <= capacity:  # a slice is copied faster than it is written by index
             slot = cache.length % capacity

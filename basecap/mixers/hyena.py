@@ -86,6 +86,7 @@ class Hyena(Mixer):
     """
 
     takes_lengths = True
+    continues = True
 
     class Config(MixerConfig):
         """Options of Hyena."""
@@ -143,12 +144,26 @@ class Hyena(Mixer):
         return self.out(q * y.to(q.dtype))
 
     def prefill(self, x_BTD: Tensor, cache: Cache) -> Tensor:
-        """Mix a prompt at once and keep what later tokens can reach."""
-        projected = self.in_proj(x_BTD)
-        self.conv.fill(projected, cache.tensors["conv"])
-        q, k, v = self.conv(projected).chunk(3, dim=-1)
-        self._remember(k * v, cache)
-        return self.out(q * long_convolution(k * v, self.filter(x_BTD.shape[1])))
+        """Mix a prompt, or more of it, at once and keep what later tokens can reach."""
+        projected, last = self.in_proj(x_BTD), cache.tensors["conv"]
+        if cache.length:
+            q, k, v = self.conv.further(projected, last).chunk(3, dim=-1)
+            inputs = torch.cat([self._reached(cache).to(k.dtype), k * v], dim=1)
+        else:
+            self.conv.fill(projected, last)
+            q, k, v = self.conv(projected).chunk(3, dim=-1)
+            inputs = k * v
+        T = x_BTD.shape[1]
+        self._remember(inputs[:, -T:], cache)
+        return self.out(q * long_convolution(inputs, self.filter(inputs.shape[1]))[:, -T:])
+
+    def _reached(self, cache: Cache) -> Tensor:
+        """Return the inputs that the next token reaches, oldest first, [B, S, D]; zeros before a sequence."""
+        past = cache.tensors["past"]
+        capacity = past.shape[1]
+        place = cache.start - torch.arange(min(cache.length, capacity), 0, -1, device=past.device)
+        row = torch.arange(len(past), device=past.device)[:, None]
+        return past[row, place % capacity].masked_fill((place < 0)[..., None], 0)
 
     def _remember(self, inputs_BTD: Tensor, cache: Cache) -> None:
         # Only inputs beyond the last tap may be overwritten.

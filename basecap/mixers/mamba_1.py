@@ -91,6 +91,7 @@ class Mamba1(Mixer):
     config: Config
     sizes: ClassVar = {768: {"dt_rank": 48}, 2048: {"dt_rank": 128}}
     takes_lengths = True
+    continues = True
 
     def __init__(self, config: Config, layer: LayerSpec):
         super().__init__(config, layer)
@@ -112,12 +113,16 @@ class Mamba1(Mixer):
         self.long_conv = ShortConvolution(self.inner, width) if selects else None
         self.out_proj = nn.Linear(self.inner, layer.hidden, bias=False)
 
-    def _look_back(self, raw_x: Tensor, segments: Tensor | None) -> Tensor | None:
-        """Return the long convolution of the mixer's input, None in a layer without it."""
+    def _look_back(self, raw_x: Tensor, segments: Tensor | None, last: Tensor | None = None) -> Tensor | None:
+        """Return the long convolution of the mixer's input, None in a layer without it.
+
+        `last` are the inputs before, which are updated.
+        """
         if self.long_conv is None or self.long_conv.bias is None:
             return None
-        taps_WD = self.long_conv.weight.flip(1).T
-        return long_convolution(raw_x, taps_WD, segments=segments) + self.long_conv.bias.to(raw_x.dtype)
+        inputs = raw_x if last is None else self.long_conv.append(raw_x, last)
+        y = long_convolution(inputs, self.long_conv.weight.flip(1).T, segments=segments)
+        return y[:, -raw_x.shape[1] :] + self.long_conv.bias.to(raw_x.dtype)
 
     def _select(self, x: Tensor, global_x: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return the step sizes [B, T, D], B and C [B, T, N], and the decay.
@@ -190,8 +195,12 @@ class Mamba1(Mixer):
         return self._advance(convolve_step(self.conv, raw_x, cache), global_x, gate, cache)
 
     def prefill(self, x_BTD: Tensor, cache: Cache) -> Tensor:
-        """Mix a prompt and keep its final state."""
+        """Mix a prompt, or more of it, and keep its final state."""
         raw_x, gate = self.in_proj(x_BTD).chunk(2, dim=-1)
+        if cache.length:
+            global_x = self._look_back(raw_x, None, cache.tensors.get("long_conv"))
+            x = convolve(None, raw_x, None) if self.conv is None else self.conv.further(raw_x, cache.tensors["conv"])
+            return self._advance(x, global_x, gate, cache)
         if self.long_conv is not None:
             self.long_conv.fill(raw_x, cache.tensors["long_conv"])
         if self.conv is not None:

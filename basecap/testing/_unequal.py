@@ -20,6 +20,13 @@ def unequal_prompts(harness: Harness) -> Iterator[Check]:
     found = decode_each(harness.layers, harness.x, harness.length)
     expected = each_from(harness.y, harness.length)
     yield harness.same("unequal prompts", found, expected, unequal_broken(harness))
+    if all(mixer.continues for mixer in harness.layers.mixers):
+        found = decode_each(harness.layers, harness.x, harness.length, at_once=True)
+        broken = (
+            f"{harness.place('prefill')} after prompts of {_lengths(harness.length)} tokens in one batch differs from "
+            "forward; leave out continues, or read cache.start, the position of each sequence"
+        )
+        yield harness.same("unequal prompts, then the rest", found, expected, broken)
 
 
 def unequal_broken(harness: Harness) -> str:
@@ -31,8 +38,11 @@ def unequal_broken(harness: Harness) -> str:
     )
 
 
-def decode_each(layers: Layers, x_BTD: Tensor, length: int) -> Tensor:
-    """Return the outputs at the last token of each prompt and at those after it, [4, 1 + steps, D]."""
+def decode_each(layers: Layers, x_BTD: Tensor, length: int, at_once: bool = False) -> Tensor:
+    """Return the outputs at the last token of each prompt and at those after it, read one by one or at once.
+
+    The outputs are [4, 1 + steps, D].
+    """
     lengths, x = _lengths(length), x_BTD[ROWS]
     steps = _steps(length)
     caches = layers.init_cache(len(lengths), max(lengths) + steps)
@@ -42,7 +52,10 @@ def decode_each(layers: Layers, x_BTD: Tensor, length: int) -> Tensor:
 
     outputs = [fill_rows(caches, lengths, fill, x.device)]
     row, start = torch.arange(len(x), device=x.device), torch.tensor(lengths, device=x.device)
-    outputs += [layers.step(x[row, start + step, None], caches) for step in range(steps)]
+    if at_once:
+        outputs.append(layers.prefill(x[row[:, None], start[:, None] + torch.arange(steps, device=x.device)], caches))
+    else:
+        outputs += [layers.step(x[row, start + step, None], caches) for step in range(steps)]
     return torch.cat(outputs, dim=1)
 
 

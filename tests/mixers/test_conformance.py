@@ -12,6 +12,7 @@ from torch import nn
 from basecap.errors import ConfigError
 from basecap.mixers import ARCHITECTURES, Architecture, Cache, LayerChoice, ParameterRecipe, constant, normal
 from basecap.mixers.attention import Attention
+from basecap.mixers.hyena import Hyena
 from basecap.ops import Influence
 from basecap.testing._precision import GRAPHS
 from basecap.testing.check_mixer import check_mixer
@@ -147,6 +148,14 @@ class BeginsAnew(Attention):
         return super().prefill(x_BTD, cache)
 
 
+class MisplacesFurtherTokens(Hyena):
+    continues = True
+
+    def prefill(self, x_BTD, cache: Cache):
+        cache.lengths = None
+        return super().prefill(x_BTD, cache)
+
+
 class IgnoresSegments(Attention):
     def forward(self, x_BTD, segments=None):
         return super().forward(x_BTD, None)
@@ -260,6 +269,7 @@ def register(monkeypatch):
         (MiscountsTokens, {"prefill 1, then decode: cache length"}),
         (MisplacesShortPrompts, {"unequal prompts", "decode unequal prompts in float32"}),
         (BeginsAnew, {"prefill 49, then the rest"}),
+        (MisplacesFurtherTokens, {"unequal prompts, then the rest"}),
         (IgnoresSegments, {"packed segments", "packed gradients"}),
         (MixesTheBatch, {"batch invariance"}),
         (WrongGradient, {"derivatives"}),

@@ -68,7 +68,14 @@ def ssd(
         added_BMGKRV = (k_BMGCK.transpose(-1, -2) @ left).to(wide).unflatten(-1, (R, V))
         added_BMHKV = added_BMGKRV.transpose(3, 4).flatten(2, 3)
         last = added_BMHKV[:, -1]
-    if M > 1 or state_BHKV is not None:
+    if M == 1 and state_BHKV is not None and segments is None:
+        # Few tokens may follow a large state, which is read as it lies.
+        old = state_BHKV.to(wide)
+        queries_BHCK = q_BMGCK[:, 0].repeat_interleave(R, dim=1)
+        past_BHCV = (queries_BHCK @ old.to(v_BTHV.dtype)) * from_start[:, 0].transpose(1, 2)[..., None]
+        o_BMGCRV = o_BMGCRV + past_BHCV.unflatten(1, (G, R)).transpose(2, 3)[:, None]
+        last = torch.addcmul(last, old, total_BMCH[:, 0, -1].to(wide).exp()[..., None, None])
+    elif M > 1 or state_BHKV is not None:
         states_BMHKV, last = _carry(added_BMHKV, total_BMCH[:, :, -1], ids_BMC, state_BHKV)
         entering = states_BMHKV.unflatten(2, (G, R)).transpose(3, 4).flatten(-2)
         past = (q_BMGCK @ entering.to(v_BTHV.dtype)).unflatten(-1, (R, V)) * per_position(from_start)

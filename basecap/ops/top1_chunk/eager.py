@@ -6,6 +6,7 @@ All tensors have the B * T tokens in one row of N; `grid` and `own` come from `c
 from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from basecap.ops._dispatch import EAGER, without_autocast
@@ -269,7 +270,13 @@ def _attend_cache(
         hidden = torch.cat([none.expand(-1, -1, -1, -1, chunk).flatten(3), hidden], dim=3)
     row = torch.arange(B, device=q.device)[:, None, None, None]
     head = torch.arange(G, device=q.device)[:, None, None]
-    s = torch.einsum("bgrk,bgrsk->bgrs", q_BGRK.to(wide), k[row, place, head].to(wide)) * scale
-    s = s.masked_fill(hidden, float("-inf"))
-    o = torch.einsum("bgrs,bgrsk->bgrk", s.softmax(-1).to(v.dtype), v[row, place, head])
-    return o.reshape(B, 1, H, K)
+    # Rows of one table: indices of several dimensions copy number by number on a CPU. In slices, as large new memory
+    # takes longer to fetch than to fill.
+    at, keys, values = (row * k.shape[1] + place) * G + head, k.flatten(0, 2), v.flatten(0, 2)
+    rows = max(1, SLICE // (H * place.shape[3] * K))
+    parts = []
+    for q_BGRK, at, hidden in zip(q_BGRK.split(rows), at.split(rows), hidden.expand_as(at).split(rows), strict=True):
+        s = torch.einsum("bgrk,bgrsk->bgrs", q_BGRK.to(wide), F.embedding(at, keys).to(wide)) * scale
+        s = s.masked_fill(hidden, float("-inf"))
+        parts.append(torch.einsum("bgrs,bgrsk->bgrk", s.softmax(-1).to(v.dtype), F.embedding(at, values)))
+    return torch.cat(parts).reshape(B, 1, H, K)
