@@ -85,8 +85,7 @@ class FewShot(SharedEvaluation[PreparedData]):
     def run(self, model: LanguageModel, context: Context[PreparedData]) -> Outcome:
         """Return the scores on this process's share of each task's documents, with the values of the documents."""
         scorer = Scorer(model=model, context=context, tokens_per_batch=self.config.tokens_per_batch)
-        asked = _library().AskedModel(context.data.tokenizer, model.config.max_length, scorer)
-        samples = self._tasks.answers(asked, context.share)
+        samples = self._tasks.answers(scorer, context.data.tokenizer, model.config.max_length, context.share)
         if context.world > 1:  # a share of the documents has no score yet
             return Outcome(measurements=[], samples=samples)
         return Outcome(measurements=self._tasks.measurements(samples), samples=samples)

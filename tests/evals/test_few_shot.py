@@ -5,6 +5,7 @@ import math
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -164,6 +165,11 @@ def write_choices(place: Path, name: str = "choices", count: int = 7, **keys) ->
     return rows
 
 
+def request(*texts, document: int = 0) -> SimpleNamespace:
+    """Return what a model is asked about a document."""
+    return SimpleNamespace(args=texts, doc_id=document)
+
+
 def few_shot(place: Path, *tasks: str, **options):
     return build_evaluation({"few-shot": {"tasks": list(tasks), "path": str(place), **options}})
 
@@ -247,14 +253,11 @@ def test_answers_are_greedy_and_end_at_a_stop_string(library, context, tmp_path,
     keys = {"doc_to_text": "{{text}}", "doc_to_target": "{{value}}", "output_type": "generate_until"}
     options = {"generation_kwargs": {"until": [stop], "max_gen_toks": 12}, "metric_list": metrics("exact_match")}
     write_task(tmp_path, "answers", rows, **keys, **options)
-    model = library.AskedModel(tokenizer, LENGTH, scorer_of(context, asked))
-    requests = few_shot(tmp_path, "answers")._tasks._requests("answers", None)
+    evaluation = few_shot(tmp_path, "answers")
     with torch.no_grad():
-        assert model.generate_until(requests)[0] == cut
-        found = few_shot(tmp_path, "answers").run(asked, context).measurements
-    few_shot(tmp_path, "answers").check(context.data, LENGTH)
+        found = evaluation.run(asked, context).measurements
+    evaluation.check(context.data, LENGTH)
     assert "1 of the first 2 prompts do not fit the 48 tokens that models read, and lose" in caplog.text
-    assert model.cut == [False, True]
     assert [(one.metric, one.value) for one in found] == [("exact_match", 0.5), (library.CUT, 0.5)]
 
 
@@ -264,27 +267,21 @@ def test_texts_are_split_into_tokens_as_a_whole(library, context, tokenizer):
             self.pairs = pairs
             return [(0.0, False)] * len(pairs)
 
-    class Request:
-        def __init__(self, *args):
-            self.args = args
-
     seen, encode = Pairs(), tokenizer.encode
     model = library.AskedModel(tokenizer, 8, seen)
-    model.loglikelihood([Request("the ", "river"), Request("", " over"), Request("ri", "ver"), Request("b" * 20, "c")])
-    spaced, first, joined, long = seen.pairs
+    texts = [("the ", "river"), ("", " over"), ("ri", "ver"), ("b" * 20, "c"), (" ", "over")]
+    model.loglikelihood([request(*text, document=at) for at, text in enumerate(texts)])
+    spaced, first, joined, long, spaces = seen.pairs
     assert spaced == (encode("the"), encode(" river"))
-    assert first == ([tokenizer.end_of_text], encode(" over"))
+    assert first == spaces == ([tokenizer.end_of_text], encode(" over"))
     assert joined[0] == encode("ri") and joined[1] and long == (encode("b" * 20)[-8:], encode("c"))
-    assert model.cut == [False, False, False, True]
+    assert model.cut == {0: [False], 1: [False], 2: [False], 3: [True], 4: [False]}
 
 
 def test_an_answer_may_end_one_token_after_what_the_model_reads(library, context):
-    class Request:
-        args = ("river", {"until": ["."], "max_gen_toks": LENGTH - 4})
-
     model = library.AskedModel(byte_tokenizer(), LENGTH)
-    model.generate_until([Request()])
-    assert model.cut == [False] and model.read == LENGTH
+    model.generate_until([request("river", {"until": ["."], "max_gen_toks": LENGTH - 4})])
+    assert model.cut == {0: [False]} and model.read == LENGTH
 
 
 @pytest.mark.parametrize(
@@ -346,8 +343,10 @@ def test_scores_are_those_of_the_library_itself(library, context, model, tmp_pat
 def test_prompts_show_as_many_examples_as_asked_for(library, tmp_path):
     rows = write_choices(tmp_path, fewshot_split="test")
     tasks = few_shot(tmp_path, "choices", shots={"choices": 2})._tasks
-    prompt, again = (tasks._requests("choices", None)[0].args[0] for _ in range(2))
-    assert prompt == again and prompt.count("\n\n") == 2 and prompt.endswith(rows[0]["question"])
+    (prompt, _), again = (
+        tasks._ask("choices", library.AskedModel(byte_tokenizer(), 400), None)[0]["arguments"][0] for _ in range(2)
+    )
+    assert prompt == again[0] and prompt.count("\n\n") == 2 and prompt.endswith(rows[0]["question"])
 
 
 def test_what_cannot_be_asked_is_refused_before_training(library, context, tmp_path):

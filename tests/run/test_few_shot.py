@@ -21,7 +21,7 @@ from basecap.report.table_rows import measured_on
 from basecap.report.text_summary import mixed_data_text
 from basecap.run.continue_text import continue_text
 from basecap.train.checkpoint import load_stored, stored
-from tests.evals.test_few_shot import metrics, plain, write_choices, write_task
+from tests.evals.test_few_shot import metrics, plain, request, write_choices, write_task
 from tests.run._execute import run
 from tests.run.test_stored_weights import add
 
@@ -137,8 +137,8 @@ def test_a_score_on_other_questions_has_its_own_row(study, tasks, tmp_path):
     assert mixed_data_text(found) == [said] and [row.runs for row in measured_on(found)] == [1, 1]
 
 
-def test_answers_are_what_generate_prints(study, tasks, tmp_path):
-    from basecap.evals._few_shot.library import AskedModel, LibraryTasks
+def test_answers_are_what_generate_prints(study, tmp_path):
+    from basecap.evals._few_shot.library import AskedModel
 
     study["architectures"] = ["transformer++"]
     path = tmp_path / "tiny.yaml"
@@ -150,8 +150,8 @@ def test_answers_are_what_generate_prints(study, tasks, tmp_path):
     model = load_stored(max(stored(records.weights).items())[1])
     context = Context(data=None, device=torch.device("cpu"), autocast=torch.no_grad)
     scorer = Scorer(model=model, context=context, tokens_per_batch=64)
-    requests = LibraryTasks(["word"], None, None, str(tasks))._requests("word", None)
-    assert AskedModel(byte_tokenizer(), 32, scorer).generate_until(requests) == [found.text]
+    asked = request(PROMPT, {"until": [" "], "max_gen_toks": 8})
+    assert AskedModel(byte_tokenizer(), 32, scorer).generate_until([asked]) == [found.text]
 
 
 def test_a_task_that_cannot_be_asked_is_refused_before_training(study, tasks, tmp_path):

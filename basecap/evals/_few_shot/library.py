@@ -16,7 +16,6 @@ from typing import Any
 import lm_eval
 import numpy as np
 from lm_eval.api.group import Group
-from lm_eval.api.instance import Instance
 from lm_eval.api.registry import get_aggregation
 from lm_eval.api.samplers import ContextSampler
 from lm_eval.api.task import Task
@@ -27,6 +26,7 @@ from basecap.errors import ConfigError, DataError, nearest
 from basecap.evals._contract import Measurement
 from basecap.evals._few_shot.library_model import REMEDY, AskedModel
 from basecap.evals._few_shot.loading import named, probing
+from basecap.evals._few_shot.scoring import Scorer
 from basecap.evals._statistics import standard_error
 from basecap.records.measured import Better
 
@@ -118,50 +118,45 @@ class LibraryTasks:
         Returns:
             About how many tokens models of `length` tokens read, from the first documents of each task.
         """
-        model, tokens = AskedModel(tokenizer, length), 0.0
+        tokens = 0.0
         for name, task in self.tasks.items():
-            requests = [*self._requests(name, min(LOOKED_AT, self._limit or LOOKED_AT))]
-            cut = read = 0
-            for kind, members in _by_kind(requests).items():
-                with named(name):
-                    getattr(model, kind)(members)
-                cut += sum(model.cut)
-                read += model.read
+            model = AskedModel(tokenizer, length)
+            self._ask(name, model, min(LOOKED_AT, self._limit or LOOKED_AT))
             task.instances.clear()  # they hold all prompts
-            documents = min(len(task.eval_docs), self._limit or len(task.eval_docs))
-            tokens += read * documents / max(1, len({request.doc_id for request in requests}))
+            tokens += model.read * self._documents(task) / len(model.cut)
+            prompts = [one for found in model.cut.values() for one in found]
             found = (
-                f"few-shot: task {name!r}: {cut} of the first {len(requests)} prompts do not fit the {length} tokens"
+                f"few-shot: task {name!r}: {sum(prompts)} of the first {len(prompts)} prompts do not fit the {length} "
+                "tokens"
             )
-            if 2 * cut > len(requests):
+            if 2 * sum(prompts) > len(prompts):
                 raise DataError(f"{found} that models read; {REMEDY}.")
-            if cut:
+            if any(prompts):
                 logger.warning("%s that models read, and lose their beginning.", found)
         return round(tokens)
 
-    def answers(self, model: AskedModel, share: Callable[[int], range]) -> Samples:
+    def answers(self, scorer: Scorer, tokenizer: Tokenizer, length: int, share: Callable[[int], range]) -> Samples:
         """Ask the model and return the values of each document.
 
         Args:
-            model: with a scorer.
+            scorer: the model.
+            tokenizer: of the model.
+            length: tokens that the model reads at most.
             share: returns which of a number of documents this process asks for.
         """
-        own, samples = {}, dict[tuple[str, Any], np.ndarray]()
+        samples = dict[tuple[str, Any], np.ndarray]()
         for name, task in self.tasks.items():
-            every = self._requests(name, self._limit)
-            samples[name, QUESTIONS] = _objects([_questions(task, every)])
-            own[name] = every[:] = _of_share(every, share)
-        cut: dict[str, dict[int, bool]] = {name: {} for name in own}
-        for kind, requests in _by_kind([request for members in own.values() for request in members]).items():
-            found = getattr(model, kind)(requests)
-            for request, answer, shortened in zip(requests, found, model.cut, strict=True):
-                request.resps = [answer] * (request.repeats or 1)
-                seen = cut[request.task_name]
-                seen[request.doc_id] = shortened or seen.get(request.doc_id, False)
-        for name, task in self.tasks.items():
-            samples[name, CUT] = np.array([*cut[name].values()], dtype=bool)
-            for metric, values in _processed(task).items():
-                samples[name, metric] = _objects(values)
+            # Every process makes all prompts, whose examples are drawn one after the other.
+            own = share(self._documents(task))
+            model = AskedModel(tokenizer, length, scorer, own)
+            found = self._ask(name, model, self._limit)
+            samples[name, QUESTIONS] = _objects([_questions(task)])
+            samples[name, CUT] = np.array([any(model.cut[document]) for document in own], dtype=bool)
+            values: dict[str, list[Any]] = defaultdict(list)
+            for document in found:
+                for metric in document["metrics"] if document["doc_id"] in own else ():
+                    values[f"{metric},{document['filter']}"].append(document[metric])
+            samples |= {(name, metric): _objects(items) for metric, items in values.items()}
             task.instances.clear()
         return samples
 
@@ -188,13 +183,16 @@ class LibraryTasks:
                 )
         return found
 
-    def _requests(self, name: str, limit: int | None) -> list[Instance]:
-        """Return the requests of a task in order, always the same."""
+    def _documents(self, task: Task) -> int:
+        return min(len(task.eval_docs), self._limit or len(task.eval_docs))
+
+    def _ask(self, name: str, model: AskedModel, limit: int | None) -> list[dict[str, Any]]:
+        """Ask about the first `limit` documents, in prompts that are always the same; return what is known of each."""
         task = self.tasks[name]
         task.set_fewshot_seed(SEED)
         with named(name), _quiet():
-            task.build_all_requests(limit=limit)
-        return task.instances
+            found = lm_eval.evaluate(model, {"tasks": {name: task}, "groups": {}}, limit=limit, bootstrap_iters=0)
+        return found["samples"][name]
 
 
 def _load(name: str, path: str | None) -> tuple[dict[str, Task], Group | None]:
@@ -249,23 +247,10 @@ def _quiet() -> Iterator[None]:
         yield
 
 
-def _by_kind(requests: Sequence[Instance]) -> dict[str, list[Instance]]:
-    kinds: dict[str, list[Instance]] = defaultdict(list)
-    for request in requests:
-        kinds[request.request_type].append(request)
-    return kinds
-
-
-def _of_share(requests: Sequence[Instance], share: Callable[[int], range]) -> list[Instance]:
-    documents = [*dict.fromkeys(request.doc_id for request in requests)]
-    own = {documents[index] for index in share(len(documents))}
-    return [request for request in requests if request.doc_id in own]
-
-
-def _questions(task: Task, requests: Sequence[Instance]) -> Questions:
-    """Describe the requests of a task; the hash covers documents, with their right answers, prompts and options."""
+def _questions(task: Task) -> Questions:
+    """Describe what a task asked; the hash covers documents, with their right answers, prompts and options."""
     config, digest, documents = task.config, hashlib.sha256(), set[int]()
-    for request in requests:
+    for request in task.instances:
         document = [] if request.doc_id in documents else [request.doc]
         documents.add(request.doc_id)
         digest.update(json.dumps([request.request_type, request.args, *document], default=str).encode())
@@ -303,24 +288,6 @@ def _kind(task: Task, key: str, values: Sequence[Any]) -> Kind:
     if metric == "bits_per_byte":
         return "bits per byte", better
     return "share" if all(isinstance(one, int | float) and 0 <= one <= 1 for one in values) else "score", better
-
-
-def _processed(task: Task) -> dict[str, list[Any]]:
-    """Return by "METRIC,FILTER" the values of the documents whose requests were answered."""
-    found: dict[str, list[Any]] = defaultdict(list)
-    if not task.instances:
-        return found
-    task.apply_filters()
-    documents: dict[int, list[Instance]] = defaultdict(list)
-    for request in task.instances:
-        documents[request.doc_id].append(request)
-    for kept in task.instances[0].filtered_resps:
-        for requests in documents.values():
-            requests.sort(key=lambda request: request.idx)
-            values = task.process_results(requests[0].doc, [request.filtered_resps[kept] for request in requests])
-            for metric, value in values.items():
-                found[f"{metric},{kept}"].append(value)
-    return found
 
 
 def _objects(values: Sequence[Any]) -> np.ndarray:

@@ -2,12 +2,12 @@
 
 import functools
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from lm_eval.api.instance import Instance
-from lm_eval.api.model import TemplateLM
+from lm_eval.api.model import LM
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from basecap.data.tokenizer import Tokenizer
@@ -21,82 +21,84 @@ NEW_TOKENS = 256
 REMEDY = "leave the task out, lower shots, or raise data.seq_len"
 
 
-class AskedModel(TemplateLM):
-    """A model of ours as one that tasks ask; without a scorer it only finds out which prompts fit.
+class AskedModel(LM):
+    """A model of ours as one that a task asks; without a scorer it only finds out which prompts fit.
 
     Attributes:
-        cut: of each request of the last call, whether the beginning of its prompt was left out to fit the length.
-        read: tokens that the model read in the last call, or would read at most.
+        cut: by the number of a document, whether the beginning of each of its prompts was left out to fit the length.
+        read: tokens that the model has read, or would read at most.
     """
 
-    def __init__(self, tokenizer: Tokenizer, length: int, scorer: Scorer | None = None):
-        """Take the tokenizer, the tokens that the model reads at most, and the model."""
+    def __init__(
+        self, tokenizer: Tokenizer, length: int, scorer: Scorer | None = None, documents: Container[int] | None = None
+    ):
+        """Take the tokenizer, the tokens that the model reads at most, the model, and the documents that it answers.
+
+        Other documents, of which another process has the answers, get the answer of a model without a scorer.
+        """
         super().__init__()
-        self.cut: list[bool] = []
+        self.cut: dict[int, list[bool]] = defaultdict(list)
         self.read = 0
         self._tokens = tokenizer
         self._length = length
         self._scorer = scorer
+        self._documents = documents
 
-    @property
-    def eot_token_id(self) -> int:
-        """End-of-text, which stands before a text without context."""
-        return self._tokens.end_of_text
-
-    def tok_encode(self, string: str, add_special_tokens: bool | None = None) -> list[int]:
-        """Return the tokens of a text."""
-        return self._tokens.encode(string)
-
-    def loglikelihood(self, requests: Sequence[Instance], disable_tqdm: bool = True) -> list[tuple[float, bool]]:
+    def loglikelihood(self, requests: list[Instance]) -> list[tuple[float, bool]]:
         """Return the log-probability of each continuation after its context, and whether greedy decoding gives it."""
-        return super().loglikelihood(requests, disable_tqdm=disable_tqdm)
-
-    def _encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
-        before, predicted = super()._encode_pair(context, continuation)
-        return before, predicted or self.tok_encode(continuation)  # a merge across the border leaves nothing to predict
-
-    def _loglikelihood_tokens(
-        self, requests: Sequence[tuple[tuple[str, str], list[int], list[int]]], **_unused: Any
-    ) -> list[tuple[float, bool]]:
-        pairs, self.cut = [], []
-        for (_, text), before, predicted in requests:
+        found, own = [(0.0, False)] * len(requests), self._own(requests)
+        pairs = []
+        for index in own:
+            before, predicted = self._pair(*requests[index].args)
             room = self._length + 1 - len(predicted)
             if room < 1:
-                raise self._too_short(f"an answer of {len(predicted)} tokens ({text[:40]!r})")
-            self.cut.append(len(before) > room)
+                raise self._too_short(f"an answer of {len(predicted)} tokens ({requests[index].args[1][:40]!r})")
+            self.cut[requests[index].doc_id].append(len(before) > room)
             pairs.append((before[-room:], predicted))
-        self.read = sum(map(len, {(*before, *predicted[:-1]) for before, predicted in pairs}))
-        return [(0.0, False)] * len(pairs) if self._scorer is None else self._scorer.scores(pairs)
+        self.read += sum(map(len, {(*before, *predicted[:-1]) for before, predicted in pairs}))
+        if self._scorer is not None:
+            for index, answer in zip(own, self._scorer.scores(pairs), strict=True):
+                found[index] = answer
+        return found
 
-    def loglikelihood_rolling(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[float]:
+    def _pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
+        """Return the tokens before and those to predict, of the text as a whole; spaces between them are predicted."""
+        start, encode = context.rstrip(), self._tokens.encode
+        if not start:
+            return [self._tokens.end_of_text], encode(context + continuation)
+        before = encode(start)
+        predicted = encode(context + continuation)[len(before) :]
+        return before, predicted or encode(continuation)  # a merge across the border leaves nothing to predict
+
+    def loglikelihood_rolling(self, requests: list[Instance]) -> list[float]:
         """Return the log-probability of each text, in windows of the model's length that predict each token once."""
-        self.cut = [False] * len(requests)
-        windows, owners = [], []
-        for index, request in enumerate(requests):
-            tokens = self.tok_encode(request.args[0])
-            for window in get_rolling_token_windows(tokens, self.prefix_token_id, self._length, context_len=1):
+        windows, owners = [], list[int]()
+        for index in self._own(requests):
+            tokens = self._tokens.encode(requests[index].args[0])
+            self.cut[requests[index].doc_id].append(False)
+            for window in get_rolling_token_windows(tokens, self._tokens.end_of_text, self._length, context_len=1):
                 windows.append(make_disjoint_window(window))
                 owners.append(index)
-        self.read = sum(len(before) + len(predicted) - 1 for before, predicted in windows)
+        self.read += sum(len(before) + len(predicted) - 1 for before, predicted in windows)
         if self._scorer is None:
             return [0.0] * len(requests)
         values = [value for value, _ in self._scorer.scores(windows)]
-        return np.bincount(owners, values, minlength=len(requests)).tolist()
+        return np.bincount(np.array(owners, dtype=np.int64), values, minlength=len(requests)).tolist()
 
-    def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[str]:
+    def generate_until(self, requests: list[Instance]) -> list[str]:
         """Return the greedy continuation of each prompt up to a stop string or end-of-text, without it."""
         alike: dict[tuple[int, tuple[str, ...]], list[int]] = defaultdict(list)
-        prompts, self.cut, self.read = [], [], 0
-        for index, request in enumerate(requests):
-            prompt, options = request.args
+        prompts = {}
+        for index in self._own(requests):
+            prompt, options = requests[index].args
             new, stops = _generation(options)
             room = self._length + 1 - new  # the last token of an answer is not read
             if room < 1:
                 raise self._too_short(f"an answer of up to {new} tokens after a prompt")
-            tokens = self.tok_encode(prompt) or [self.eot_token_id]
-            self.cut.append(len(tokens) > room)
-            prompts.append(tokens[-room:])
-            self.read += len(prompts[-1]) + new - 1
+            tokens = self._tokens.encode(prompt) or [self._tokens.end_of_text]
+            self.cut[requests[index].doc_id].append(len(tokens) > room)
+            prompts[index] = tokens[-room:]
+            self.read += len(prompts[index]) + new - 1
             alike[new, stops].append(index)
         found = [""] * len(requests)
         if self._scorer is None:
@@ -108,13 +110,20 @@ class AskedModel(TemplateLM):
                 found[index] = self._text(stops, tokens)[0]
         return found
 
+    def _own(self, requests: Sequence[Instance]) -> list[int]:
+        """Return the indices of the requests of the documents that this model answers."""
+        return [
+            at for at, request in enumerate(requests) if self._documents is None or request.doc_id in self._documents
+        ]
+
     def _ends(self, stops: Sequence[str], tokens: list[int]) -> bool:
         return self._text(stops, tokens)[1]
 
     def _text(self, stops: Sequence[str], tokens: list[int]) -> tuple[str, bool]:
         """Return the text up to the first stop string or end-of-text, and whether there is one."""
-        ended = self.eot_token_id in tokens
-        text = whole = self._tokens.decode(tokens[: tokens.index(self.eot_token_id)] if ended else tokens)
+        end = self._tokens.end_of_text
+        ended = end in tokens
+        text = whole = self._tokens.decode(tokens[: tokens.index(end)] if ended else tokens)
         for stop in stops:
             text = text.split(stop)[0]
         return text, ended or text != whole

@@ -270,13 +270,21 @@ def _attend_cache(
         hidden = torch.cat([none.expand(-1, -1, -1, -1, chunk).flatten(3), hidden], dim=3)
     row = torch.arange(B, device=q.device)[:, None, None, None]
     head = torch.arange(G, device=q.device)[:, None, None]
-    # Rows of one table: indices of several dimensions copy number by number on a CPU. In slices, as large new memory
-    # takes longer to fetch than to fill.
-    at, keys, values = (row * k.shape[1] + place) * G + head, k.flatten(0, 2), v.flatten(0, 2)
+    at = (row * k.shape[1] + place) * G + head
+    # In slices, as large new memory takes longer to fetch than to fill.
     rows = max(1, SLICE // (H * place.shape[3] * K))
-    parts = []
-    for q_BGRK, at, hidden in zip(q_BGRK.split(rows), at.split(rows), hidden.expand_as(at).split(rows), strict=True):
-        s = torch.einsum("bgrk,bgrsk->bgrs", q_BGRK.to(wide), F.embedding(at, keys).to(wide)) * scale
-        s = s.masked_fill(hidden, float("-inf"))
-        parts.append(torch.einsum("bgrs,bgrsk->bgrk", s.softmax(-1).to(v.dtype), F.embedding(at, values)))
-    return torch.cat(parts).reshape(B, 1, H, K)
+    slices = zip(q_BGRK.split(rows), at.split(rows), hidden.expand_as(at).split(rows), strict=True)
+    keys, values = k.flatten(0, 2), v.flatten(0, 2)
+    return torch.cat([_mix(*part, keys, values, scale, wide) for part in slices]).reshape(B, 1, H, K)
+
+
+def _mix(
+    q_BGRK: Tensor, at: Tensor, hidden: Tensor, keys: Tensor, values: Tensor, scale: float, wide: torch.dtype
+) -> Tensor:
+    """Return the outputs [B, G, R, K] for the rows `at` [B, G, R, S] of keys and values [rows, K].
+
+    Rows of one table: indices of several dimensions copy number by number on a CPU.
+    """
+    s = torch.einsum("bgrk,bgrsk->bgrs", q_BGRK.to(wide), F.embedding(at, keys).to(wide)) * scale
+    s = s.masked_fill(hidden, float("-inf"))
+    return torch.einsum("bgrs,bgrsk->bgrk", s.softmax(-1).to(values.dtype), F.embedding(at, values))
