@@ -1,6 +1,6 @@
 """Decoding speed of whole models: prompts are read, then text is written token by token through the caches."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
 from typing import Any
@@ -10,14 +10,19 @@ import torch
 from basecap.bench.contenders import Contenders, Row, entries, label
 from basecap.bench.models import measure
 from basecap.models.config import ModelConfig
-from basecap.models.decoding_speed import Load, time_decoding
+from basecap.models.decoding_speed import Load, time_alone, time_decoding
 from basecap.models.language_model import LanguageModel
 from basecap.system.environment import describe
 
 #: Nominal bytes per second of the memory, by a part of the device's name.
 BANDWIDTH = {"H200": 4.8e12, "H100": 3.35e12, "A100": 2.04e12}
 #: What rows are compared by, and how the keys of the ratios start.
-SPEEDS = {"prefill_tokens_per_s": "prefill ", "decode_tokens_per_s": "decode "}
+SPEEDS = {
+    "prefill_tokens_per_s": "prefill ",
+    "decode_tokens_per_s": "decode ",
+    "alone_python_tokens_per_s": "alone, from Python, ",
+    "alone_tokens_per_s": "alone, as a graph, ",
+}
 
 
 def run(
@@ -35,7 +40,7 @@ def run(
     which reads the most likely token of the one before; `decode_python_tokens_per_s` that of the same steps, not
     compiled, launched from Python, which is also what a CPU does. `bandwidth` is the share of the device's memory
     bandwidth at which reading all weights and the whole state once a step would take as long; above 1, a step reads a
-    part of its state.
+    part of its state. `alone_python_tokens_per_s` and `alone_tokens_per_s` are of one sequence, see `time_alone`.
     A model that cannot run gets a row whose note says why. When interrupted, the rows so far are returned and
     `complete` is False.
 
@@ -67,15 +72,34 @@ def shown(row: Row) -> Row:
         "state, MB": None if state is None else state / 1e6,
         "memory, GiB": row.get("peak_memory_gib"),
         "bandwidth": row.get("bandwidth"),
-        **{key.replace(" relative to ", " / "): value for key, value in row.items() if " relative to " in key},
+        **{key.replace(" relative to ", " / "): value for key, value in _ratios(row).items()},
         "note": note,
     }
     return {name: value for name, value in cells.items() if value is not None}
 
 
+def shown_alone(rows: Sequence[Row]) -> list[Row]:
+    """Return what a table on the terminal shows of how one sequence is written, in tokens/s: a row an architecture."""
+    first = rows[0]["architecture"] if rows else ""
+    found: dict[str, Row] = {}
+    for row in rows:
+        cells = {"architecture": row["architecture"]}
+        for kind in ("from Python", "as a graph"):
+            cells[kind] = row.get(f"alone_{'python_' if kind == 'from Python' else ''}tokens_per_s")
+            ratios = [value for key, value in row.items() if key.startswith(f"alone, {kind}, relative to ")]
+            cells[f"{kind} / {first}"] = ratios[-1] if ratios else None
+        found.setdefault(row["architecture"], cells)
+    return [*found.values()]
+
+
+def _ratios(row: Row) -> Row:
+    return {key: row[key] for key in row if " relative to " in key and not key.startswith("alone, ")}
+
+
 def _measure(config: ModelConfig, load: Load, device: torch.device) -> Row:
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     model = LanguageModel(config).initialise(0).to(device, dtype).eval()
+    alone = time_alone(model, load)
     times = time_decoding(model, load)
     state = load.batch * model.state_bytes(load.length)
     read = state + dtype.itemsize * (model.parameters_count() - (0 if config.tied else model.embedding.weight.numel()))
@@ -88,6 +112,8 @@ def _measure(config: ModelConfig, load: Load, device: torch.device) -> Row:
         "decode_tokens_per_s": load.batch / times.token,
         "decode_python_tokens_per_s": load.batch / times.token_python,
         "ms_per_token": 1e3 * times.token,
+        "alone_python_tokens_per_s": 1 / alone.python,
+        **({} if alone.graph is None else {"alone_tokens_per_s": 1 / alone.graph}),
         "state_bytes": state,
         "bandwidth": read / times.token / peak if peak else None,
         "peak_memory_gib": torch.cuda.max_memory_allocated(device) / 2**30 if device.type == "cuda" else None,

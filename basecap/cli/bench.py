@@ -118,7 +118,7 @@ def bench_generate(
     _refuse_scale_alone(study, scale)
 
     from basecap.bench.decoding import run as bench
-    from basecap.bench.decoding import shown
+    from basecap.bench.decoding import shown, shown_alone
     from basecap.models.decoding_speed import Load
     from basecap.system.environment import choose_device
 
@@ -127,6 +127,7 @@ def bench_generate(
     models = _contenders(study, only, scale, hidden, load.length)
     found = bench(models, load, device=choose_device(device), save=partial(store, path=json_file))
     print_table("generation", [shown(row) for row in found["rows"]], as_json=False)
+    print_table("one sequence, tokens/s", shown_alone(found["rows"]), as_json=False)
     _finish(found, json_file)
 
 

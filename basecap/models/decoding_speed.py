@@ -7,19 +7,30 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from basecap.errors import ConfigError
 from basecap.models.blocks import BlockCache
+from basecap.models.decoding_steps import GraphSteps, Lengths, PythonSteps, Steps, refusal
 from basecap.models.generate import read_prompts
 from basecap.models.language_model import LanguageModel
 from basecap.system.cuda_graph import captured
 
 #: Prompts that take longer than this many seconds to read are read once.
 SLOW = 5.0
+#: The most tokens before a sequence that is written alone, and its steps that do not count: one compiles, one captures.
+ALONE, WARM_UP = 2048, 4
+#: PyTorch's own choice among the kernels of its attention.
+EVERY_ATTENTION = [
+    SDPBackend.FLASH_ATTENTION,
+    SDPBackend.CUDNN_ATTENTION,
+    SDPBackend.EFFICIENT_ATTENTION,
+    SDPBackend.MATH,
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +92,13 @@ class Times:
     notes: str
 
 
+class Alone(NamedTuple):
+    """Seconds for a token of one sequence: from Python, and as a CUDA graph; None: there is none."""
+
+    python: float
+    graph: float | None
+
+
 @torch.no_grad()
 def time_decoding(model: LanguageModel, load: Load) -> Times:
     """Time a model on random prompts, on its device and in its dtype; compilation and a first run are not counted."""
@@ -96,6 +114,43 @@ def time_decoding(model: LanguageModel, load: Load) -> Times:
         token_python=decode["python"],
         notes="; ".join(found["note"] for found in (prefill, decode) if found["note"]),
     )
+
+
+@torch.no_grad()
+def time_alone(model: LanguageModel, load: Load) -> Alone:
+    """Time how one sequence is written, as `basecap generate` does: greedily, and each token is read by Python.
+
+    The prompt is at most `ALONE` tokens. PyTorch chooses the kernel of its attention: a graph needs one with a mask.
+    """
+    with sdpa_kernel(EVERY_ATTENTION):
+        python = _alone_seconds(model, load, graph=False)
+        assert python is not None
+        on_gpu = model.embedding.weight.is_cuda
+        return Alone(python, _alone_seconds(model, load, graph=True) if on_gpu and refusal(model) is None else None)
+
+
+def _alone_seconds(model: LanguageModel, load: Load, *, graph: bool) -> float | None:
+    """Return the seconds for a token of one sequence; None if it should be a graph and cannot be captured."""
+    device, length = model.embedding.weight.device, min(load.prompt, ALONE)
+    most = length + WARM_UP + load.tokens * load.repeats
+    prompt = torch.randint(0, model.config.vocab, (1, length), generator=torch.Generator().manual_seed(0)).to(device)
+    caches = model.init_cache(1, most)
+    token = model.prefill(prompt, caches).argmax(-1)
+    lengths = Lengths(torch.tensor([length], device=device), length, most)
+    graphs = GraphSteps(model, caches, _likeliest, lengths) if graph else None
+    steps: Steps = graphs or PythonSteps(model, caches, _likeliest)
+    times: list[float] = []
+    for count in (WARM_UP, *[load.tokens] * load.repeats):
+        with _clock(device) as seconds:
+            for _ in range(count):
+                token = steps(token, token)
+                token.tolist()
+        times.append(seconds[0] / count)
+    return None if graphs is not None and not graphs.captured else statistics.median(times[1:])
+
+
+def _likeliest(logits_BV: Tensor, draws_B: Tensor) -> Tensor:
+    return logits_BV.argmax(-1)
 
 
 def _prefill_seconds(model: LanguageModel, prompts: Tensor, load: Load) -> tuple[dict[str, Any], list[BlockCache]]:

@@ -147,6 +147,11 @@ class GraphSteps:
         taken._captures = self._captures
         return taken
 
+    @property
+    def captured(self) -> bool:
+        """Whether the last step was a graph."""
+        return self._replay is not None
+
     def drops(self, going: int, rows: int) -> bool:
         """Whether half of the sequences have ended: a new graph costs more than a few sequences."""
         return 2 * going <= rows

@@ -14,11 +14,14 @@ from basecap.bench.contenders import ATTENTIONS, compare, entries, named, with_a
 from basecap.bench.decoding import run
 from basecap.cli import app
 from basecap.errors import ConfigError
+from basecap.models import decoding_speed
 from basecap.models.config import LayerConfig, model_config
 from basecap.models.decoding_speed import Load
+from basecap.models.decoding_steps import GraphSteps
 from basecap.models.generate import read_prompts
 from basecap.models.language_model import LanguageModel
 from tests._architectures import distinct_names
+from tests.models.recorded_graph import recorded
 
 LOAD = Load(prompt=5, new=8, batch=4, rows=2, places=2, tokens=4, repeats=1)
 
@@ -114,6 +117,10 @@ def test_a_row_for_each_model_and_its_speed_relative_to_the_first():
     assert second["decode relative to transformer++"] == pytest.approx(
         second["decode_tokens_per_s"] / first["decode_tokens_per_s"]
     )
+    assert second["alone, from Python, relative to transformer++"] == pytest.approx(
+        second["alone_python_tokens_per_s"] / first["alone_python_tokens_per_s"]
+    )
+    assert "alone_tokens_per_s" not in first and not any("alone" in key for key in generate.shown(first))
     with torch.device("meta"):
         model = small("rwkv-7")
     assert second["state_bytes"] == 4 * model.state_bytes(13)
@@ -149,6 +156,38 @@ def test_speeds_are_compared_with_each_attention_and_the_fastest():
     assert rows[2]["prefill relative to full with its fastest attention"] == 2
     assert rows[2]["decode relative to full with cuDNN"] is None
     assert rows[0]["decode relative to full with its fastest attention"] == 0.5
+
+
+def test_one_sequence_has_a_row_for_each_architecture():
+    rows = [
+        {"architecture": "full", "attention": kernel, "alone_python_tokens_per_s": 10.0, "alone_tokens_per_s": 40.0}
+        for kernel in ATTENTIONS
+    ]
+    rows += [{"architecture": "other", "attention": None, "alone_python_tokens_per_s": 5.0, "note": "no graph"}]
+    compare(rows, generate.SPEEDS)
+    assert generate.shown_alone(rows) == [
+        {"architecture": "full", "from Python": 10, "from Python / full": 1, "as a graph": 40, "as a graph / full": 1},
+        {
+            "architecture": "other",
+            "from Python": 5,
+            "from Python / full": 0.5,
+            "as a graph": None,
+            "as a graph / full": None,
+        },
+    ]
+
+
+def test_one_sequence_is_timed_as_a_graph_where_there_is_one(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(decoding_speed, "GraphSteps", partial(GraphSteps, capture=recorded))
+    model = small("transformer++").initialise(0)
+    with torch.no_grad():
+        assert decoding_speed._alone_seconds(model, LOAD, graph=True) > 0
+        monkeypatch.setattr(decoding_speed, "GraphSteps", partial(GraphSteps, capture=refuse_capture))
+        assert decoding_speed._alone_seconds(model, LOAD, graph=True) is None
+
+
+def refuse_capture(run):
+    raise RuntimeError("not permitted")
 
 
 def test_a_study_gives_its_architectures(tmp_path, monkeypatch: pytest.MonkeyPatch):
