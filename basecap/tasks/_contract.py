@@ -32,6 +32,23 @@ Readout = Literal["each", "last"]
 Cell = dict[str, int | float]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What there is to know in a task that asks for facts which its examples do not explain.
+
+    `pairs` of its examples number the people from 0; scored targets are facts, the other ones parts of names.
+
+    Attributes:
+        people: how many there are, each with a name of its own.
+        name_bits: log2 of the number of possible names.
+        fact_bits: log2 of the number of possible facts about a person.
+    """
+
+    people: int
+    name_bits: float
+    fact_bits: float
+
+
 class TaskConfig(BaseModel):
     """Base class of task options: frozen, unknown keys are an error."""
 
@@ -82,6 +99,11 @@ class Task(ABC):
     def cell(self) -> Cell:
         """The cell of this task: the value of every axis."""
         return {axis: getattr(self.config, axis) for axis in self.axes}
+
+    @property
+    def facts(self) -> Facts | None:
+        """What a model has to keep in its parameters, for `knowledge`; None where the input has all that is needed."""
+        return None
 
     @property
     def identity(self) -> str:

@@ -272,3 +272,17 @@ def test_hops_walk_along_one_cycle():
     whole = build_task("hops", {"length": 12, "nodes": 4, "hops": 4}).instances(0, range(50))
     assert (whole.targets[whole.groups >= 0] == whole.inputs[whole.groups >= 0]).all()
     assert (found.targets[found.groups >= 0] != found.inputs[found.groups >= 0]).all()
+
+
+def test_people_have_one_name_and_the_same_facts_in_every_cell():
+    small, large = (build_task("capo", {"people": people}) for people in (10_000, 20_000))
+    assert small.vocabulary == 400 + 400 + 1000 + 1105 + 2 and round(small.facts.fact_bits, 1) == 47.6
+    found = small.instances(0, range(200)).inputs[:, 4:].reshape(-1, 12)
+    known = {tuple(person[1:4]): tuple(person[4:]) for person in found.tolist()}
+    again = [tuple(person[4:]) for person in found.tolist()]
+    assert again == [known[tuple(person[1:4])] for person in found.tolist()] and len(known) > 900
+    row = large.instances(0, [0]).inputs[0]
+    row[16:28] = found[0]
+    assert large.solve(row, np.array([19])) == {19: {known[tuple(found[0, 1:4].tolist())][0]}}
+    firsts = np.bincount(small._person(np.arange(10_000))[:, 4] - small._starts[4], minlength=12)
+    assert chisquare(firsts).pvalue > LEAST
