@@ -29,7 +29,10 @@ class TaskSection(BaseModel):
     train: tuple[Line, ...] = Field(
         min_length=1, description="tasks to train on (`basecap list tasks`): one run per architecture, task and seed"
     )
-    test: tuple[Line, ...] = Field((), description="tasks that every run is tested on (default: those of task.train)")
+    test: tuple[Line, ...] = Field((), description="tasks that runs are tested on (default: those of task.train)")
+    cross: bool = Field(
+        True, description="whether every run is tested on all tasks of task.test; false: on its own training task alone"
+    )
     shifts: dict[str, tuple[Line, ...]] = Field(
         default_factory=dict,
         description="for each training task, the test tasks that its shortcut index compares with (default: all); "
@@ -69,6 +72,8 @@ class TaskSection(BaseModel):
     @model_validator(mode="after")
     def _tasks_fit(self) -> "TaskSection":
         self.refuse_two_readouts()
+        if missing := [name for name in self.train if not self.cross and name not in self.tested]:
+            raise ConfigError(f"task.cross is false and task.test lacks {missing[0]!r}; add it there.")
         for name in {*self.shifts, *(name for names in self.shifts.values() for name in names)}:
             build_task(name)  # refuses an unknown one
         known = {key for name in self._names for key in _fields(name)}
@@ -80,13 +85,17 @@ class TaskSection(BaseModel):
         for cells in (self.cells, self.test_cells):
             self._refuse_impossible(cells or ())
         self._refuse_replaced()
-        self._all()
+        self.every()
         return self
 
     @property
     def tested(self) -> tuple[str, ...]:
-        """The names of the tasks that every run is tested on."""
+        """The names of all tasks that runs are tested on."""
         return self.test or self.train
+
+    def tested_by(self, name: str) -> tuple[str, ...]:
+        """Return the names of the tasks that runs trained on `name` are tested on."""
+        return self.tested if self.cross else (name,)
 
     def training(self, name: str) -> tuple[Task, ...]:
         """Return the task `name` in each of its training cells; raises ConfigError without any."""
@@ -99,7 +108,7 @@ class TaskSection(BaseModel):
     @property
     def vocabulary(self) -> int:
         """Number of token ids of all tasks together."""
-        return max(task.vocabulary for task in self._all())
+        return max(task.vocabulary for task in self.every())
 
     @property
     def readout(self) -> Readout:
@@ -109,13 +118,14 @@ class TaskSection(BaseModel):
     @property
     def length(self) -> int:
         """Tokens of the longest training or test example."""
-        return max(task.length for task in self._all())
+        return max(task.length for task in self.every())
 
     @property
     def _names(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys((*self.train, *self.tested)))
 
-    def _all(self) -> list[Task]:
+    def every(self) -> list[Task]:
+        """Return all tasks of the study in all their cells."""
         trained = [task for name in self.train for task in self.training(name)]
         return trained + [task for name in self.tested for task in self.tests(name)]
 

@@ -36,6 +36,7 @@ class TaskData(Workload):
         task: name of the training task.
         cells: the training task in each of its cells.
         tests: the test tasks in each of their cells, by name.
+        facts: whether a task of the study has facts to know.
         longest_test: tokens of the longest test example.
         held_out_examples: validation examples per cell, and as many test examples.
         manifest_hash: hash of everything that the training examples and their order depend on.
@@ -45,7 +46,8 @@ class TaskData(Workload):
         """Take the options of the study and one of its training tasks; generates no examples."""
         self.task = task
         self.cells = section.training(task)
-        self.tests = {name: section.tests(name) for name in section.tested}
+        self.tests = {name: section.tests(name) for name in section.tested_by(task)}
+        self.facts = any(cell.facts is not None for cell in section.every())
         self.longest_test = max(cell.length for cells in self.tests.values() for cell in cells)
         self.held_out_examples = section.held_out
         self.vocabulary = section.vocabulary

@@ -44,8 +44,7 @@ class KnowledgeCapacity(SharedEvaluation[TaskData]):
 
     def check(self, data: TaskData, length: int) -> None:
         """Raise DataError if no task of the study has facts to know."""
-        every = [cell for cells in (data.cells, *data.tests.values()) for cell in cells]
-        if all(cell.facts is None for cell in every):
+        if not data.facts:
             raise DataError(
                 f"knowledge: {data.task} has no facts to know, which a task such as capo has; remove it from evals."
             )

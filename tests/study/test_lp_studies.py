@@ -105,6 +105,16 @@ def test_layers_of_a_hybrid_are_measured_and_capacity_is_tested_beyond_the_train
     assert layers == {f"layer {number}" for number in range(4)}
 
 
+def test_each_skill_is_tested_by_itself(tmp_path):
+    found = outcome(load_study("recall-skills", ["task.train=[parity, capo]"], "test"), tmp_path)
+    assert [(row.train, row.test) for row in found.tests] == [("parity", "parity"), ("capo", "capo")]
+    assert not found.shifts and not found.waiting
+    (knowledge,) = found.evaluations
+    assert {(row.name, row.subset) for row in knowledge.rows} == {("transformer++ on capo", "capo")}
+    with pytest.raises(ConfigError, match=r"task\.cross is false and task.test lacks 'state-tracking-s5'; add it"):
+        load_study("recall-skills", ["task.test=[parity]"], "test")
+
+
 def test_only_takes_any_name_where_a_study_says_so():
     with pytest.raises(ConfigError, match="did you mean 'mamba-1'"):
         with_named(load_study("recall-card", scale="test"), ["mamba1"])
