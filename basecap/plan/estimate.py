@@ -271,7 +271,7 @@ def _all(runs: int, time: str, share: str) -> str:
 
 def _launches(study: StudyConfig, rows: list[dict[str, Any]]) -> list[str]:
     """Return a line about the runs that a GPU of 1,000 TFLOP/s could not train at these shares, if there are any."""
-    graphs = study.train.cuda_graphs
+    graphs = study.train.cuda_graphs is not False
     least, most = GRAPHS if graphs else LAUNCHES
     small = [row for row in rows if row["PFLOP"] / UTILISATION[0] < least * row["blocks"] * row[STEPS]]
     if not small:

@@ -85,6 +85,8 @@ class RunInfo(Machine):
         proof: what was proved of a mixer from a plugin before it trained: settings, layers, what was not proved.
         leak_test: what the leak test of the trained model found, see `basecap.testing.trained_model`.
         stopped: the step after which train.stop_at ended it, None for a run of full length.
+        cuda_graphs: what of its steps was replayed as CUDA graphs: "step", "gradients" (all but the update), or
+            "none: " with the reason; None where none was asked for, and for a run of few steps.
         origin: of an imported model: its "folder", a hash of its "weights", and whose "tokenizer" it has, that of the
             "study" or its "own".
     """
@@ -115,6 +117,7 @@ class RunInfo(Machine):
     proof: dict[str, Any] = field(default_factory=dict)
     leak_test: dict[str, Any] = field(default_factory=dict)
     stopped: int | None = None
+    cuda_graphs: str | None = None
     origin: dict[str, str] = field(default_factory=dict)
 
     @property

@@ -170,7 +170,7 @@ def _train(run: RunSpec, runtime: Runtime, started: RunInfo, wall: WallTime) -> 
             leaks = _leak_test(model, run, runtime, context, stored)
     parameters, state = model.parameters_count(), model.state_bytes(run.length)
     ended = replace(started, status="finished", parameters=parameters, state_bytes=state, stopped=stopped)
-    return replace(ended, leak_test=leaks)
+    return replace(ended, leak_test=leaks, cuda_graphs=trainer.graphs.record if trainer.graphs else None)
 
 
 def _profile(run: RunSpec, runtime: Runtime, records: RunRecords) -> StepProfile | None:

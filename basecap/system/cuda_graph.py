@@ -1,9 +1,14 @@
 """The time of a GPU: of what Python launches, and by CUDA graphs without Python."""
 
+import contextlib
 import statistics
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Literal, TypeVar
 
 import torch
+
+Result = TypeVar("Result")
 
 #: Runs before the capture: they compile, tune and allocate.
 WARM_UP = 3
@@ -35,6 +40,70 @@ def capture(run: Callable[[], object]) -> Callable[[], None]:
     with torch.cuda.graph(graph, stream=torch.cuda.Stream()):
         run()
     return graph.replay
+
+
+class GraphPool:
+    """CUDA graphs of the current GPU in one piece of memory: they have to run one after the other."""
+
+    def __init__(self) -> None:
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def rehearse(self, run: Callable[[], Result]) -> tuple[Result, int]:
+        """Run what will be captured; return its result and the bytes that it took at most.
+
+        Raises RuntimeError where it waits for the GPU, which no graph can.
+        """
+        torch.cuda.reset_peak_memory_stats()
+        held = torch.cuda.memory_allocated()
+        with _without_waiting():
+            result = run()
+        return result, torch.cuda.max_memory_allocated() - held
+
+    def room(self) -> int:
+        """Return the bytes that this process can still take of the GPU's memory."""
+        free, _ = torch.cuda.mem_get_info()
+        return free + torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+
+    def capture(self, run: Callable[[], object]) -> Callable[[], None]:
+        """Return the replay of one call of `run`, which computes nothing now.
+
+        It has run before, so that nothing is compiled, tuned or loaded in it. Raises RuntimeError where it cannot be
+        captured; the GPU can be used as before then.
+        """
+        stream, graph = torch.cuda.current_stream(), torch.cuda.CUDAGraph()
+        failure: Exception | None = None
+        try:
+            with torch.cuda.graph(graph, pool=self._pool):
+                try:
+                    run()
+                except Exception as error:
+                    failure = error
+                    raise
+        except BaseException:  # PyTorch leaves its stream and its memory to the capture
+            torch.cuda.set_stream(stream)
+            with contextlib.suppress(RuntimeError):
+                torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), self._pool)
+            if failure is not None:
+                raise failure  # noqa: B904 - ending the capture fails too, and does not say why
+            raise
+        return graph.replay
+
+
+@contextlib.contextmanager
+def _without_waiting() -> Iterator[None]:
+    """Let operations that wait for the GPU raise RuntimeError."""
+    before = torch.cuda.get_sync_debug_mode()
+    _set_waiting("error")
+    try:
+        yield
+    finally:
+        _set_waiting(before)
+
+
+def _set_waiting(mode: int | Literal["error"]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PyTorch calls this mode a prototype that misses some operations
+        torch.cuda.set_sync_debug_mode(mode)
 
 
 def milliseconds(run: Callable[[], object], repeats: int) -> float:

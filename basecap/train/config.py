@@ -40,6 +40,15 @@ def _recomputed(value: Any) -> Any:
 Recomputed = Annotated[bool | Literal["selective"], BeforeValidator(_recomputed)]
 
 
+def _graphs(value: Any) -> Any:
+    if value in (True, False, "auto"):
+        return value
+    raise ValueError("should be auto, true or false")
+
+
+Graphs = Annotated[bool | Literal["auto"], BeforeValidator(_graphs)]
+
+
 class TrainSection(BaseModel):
     """How runs train. Defaults follow arXiv 2505.18522, appendix A; those it does not give are marked *our choice*."""
 
@@ -137,10 +146,11 @@ class TrainSection(BaseModel):
         description="train with operations that give the same bits twice on the same machine; an architecture that "
         "needs one without such a form is refused",
     )
-    cuda_graphs: bool = Field(
+    cuda_graphs: Graphs = Field(
         False,
-        description="on one GPU, replay forward and backward passes as CUDA graphs: the same numbers, several times as "
-        "fast where steps are too small to keep the GPU busy; each length of sequences takes the memory of a pass",
+        description="on one GPU, replay training steps as CUDA graphs: the same numbers, several times as fast where "
+        "steps are too small to keep the GPU busy; auto: where a step can be captured and leaves half of the free "
+        "memory, true: or refuse the run",
     )
 
     @field_validator("lr")

@@ -29,10 +29,11 @@ from basecap.train.average import WeightAverage
 from basecap.train.config import Branch, Timetable, TrainConfig
 from basecap.train.copies import lay_out
 from basecap.train.diagnose import describe_fault, first_bad_module
-from basecap.train.graphs import GradientGraphs
+from basecap.train.graphs import graphed
 from basecap.train.interruption import immediate, requested
-from basecap.train.optim import build_optimiser, clip_gradients, set_learning_rate
+from basecap.train.optim import build_optimiser, set_learning_rate
 from basecap.train.placement import DevicePlacement
+from basecap.train.step import LaunchedStep
 from basecap.train.wall_time import WallTime
 
 #: Called in every process with the model, the number of steps and the number of tokens so far. It appends its records
@@ -86,10 +87,12 @@ class Trainer:
         self.layout = lay_out(self.model, config, placement.processes)
         self.optimiser = build_optimiser(model, model.recipe(), config)
         self.average = None if config.average is None else WeightAverage(model, config.average, self.layout.local)
-        graphed = config.cuda_graphs and placement.device.type == "cuda" and placement.processes.world == 1
-        self.graphs = GradientGraphs(self._backward) if graphed else None
+        launched = LaunchedStep(self.model, self.optimiser, config, self.layout, placement)
+        self.graphs = graphed(launched, config, placement, lambda words: self._log(words))
+        self.step = self.graphs or launched
         self._saved_step, self._saved_time = 0, time.monotonic()
         self._moved = ""
+        self._log: Callable[[str], None] = lambda words: None
         self._advance: Callable[..., None] = lambda amount, note="": None
         self._compiling: contextlib.AbstractContextManager[object] | None = None
         self._stepped = False
@@ -125,9 +128,10 @@ class Trainer:
             CheckpointError, DataError: files cannot be read or written (with one process).
         """
         timetable = self.trunk
+        self._log = lambda words: log(f"{label}: {words}")
         with self.wall.part("start"):
-            done = self._resume(lambda words: log(f"{label}: {words}"))
-        self._log_warmup(done, lambda words: log(f"{label}: {words}"))
+            done = self._resume(self._log)
+        self._log_warmup(done)
         self._pauses = Pauses(sum(step > done for step in timetable.points) + len(timetable.branches))
         self._compiling = compiling
         total = timetable.trained_steps * timetable.step_tokens * self.placement.processes.is_leader
@@ -295,13 +299,16 @@ class Trainer:
         self._saved_step = done
         return done
 
-    def _log_warmup(self, done: int, log: Callable[[str], None]) -> None:
+    def _log_warmup(self, done: int) -> None:
         steps, warmup = self.trunk.steps, self.trunk.warmup
         if not done and warmup < steps <= self.config.warmup and self.placement.processes.is_leader:
-            log(f"warm-up shortened to {warmup} steps, a tenth of the run; train.warmup is {self.config.warmup}.")
+            self._log(f"warm-up shortened to {warmup} steps, a tenth of the run; train.warmup is {self.config.warmup}.")
 
     def _restore(self, path: Path | None) -> int:
-        return 0 if path is None else self.layout.restore(path, self.optimiser, self.average)
+        if path is None:
+            return 0
+        self.step.forget()
+        return self.layout.restore(path, self.optimiser, self.average)
 
     def _batch(self, step: int) -> Batch:
         group = self.placement.processes
@@ -317,17 +324,16 @@ class Trainer:
         start, group = time.perf_counter(), self.placement.processes
         rate = self.timetable.rate(step)
         set_learning_rate(self.optimiser, rate)
-        loss = self._accumulate(batch)
-        norm = self.layout.total(clip_gradients(self.model, self.config))
+        loss, norm = self._gradients(batch)
         following = batch if self._follow() else self._batch(step + 1)
         ends = self._follow() or requested() is not None
         old = self.config.checkpoint_every is None and time.monotonic() - self._saved_time >= CHECKPOINT_SECONDS
         asked = torch.tensor([ends, old and group.is_leader], dtype=loss.dtype, device=loss.device)
         shared = group.mean(torch.cat([loss[None], asked]))
-        mean_loss, stop, save, grad_norm = torch.cat([shared, norm.detach()[None]]).tolist()
+        mean_loss, stop, save, grad_norm = torch.cat([shared, norm[None]]).tolist()
         if not (math.isfinite(mean_loss) and math.isfinite(grad_norm)):
             self._refuse(step, batch, "loss" if not math.isfinite(mean_loss) else "gradients")
-        self.optimiser.step()
+        self.step.update()
         if self.average is not None:
             self.average.update(step + 1)
         if group.is_leader:
@@ -354,8 +360,8 @@ class Trainer:
                 raise
             self.records.append_metrics(row)
 
-    def _accumulate(self, batch: Batch) -> Tensor:
-        """Run forward and backward over the micro-batches; return this process's contribution to the step's loss.
+    def _gradients(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Compute clipped gradients over the micro-batches; return the contribution to the loss, and the norm.
 
         The mean of the contributions over the processes, like that of the gradients, is the mean over all targets of
         the step, regardless of their distribution over rows, micro-batches and processes.
@@ -364,24 +370,7 @@ class Trainer:
         counts = [part.predicted for part in self._split(batch)]
         share = group.mean(torch.full((), sum(counts), dtype=torch.float64, device=device)).clamp(min=1 / group.world)
         shares = [(count / share).float() for count in counts]
-        parts = list(self._split(batch.to(device)))
-        if self.graphs is not None:
-            for part, own in zip(parts, shares, strict=True):
-                self.graphs.prepare(part, own)
-        backward = self.graphs or self._backward
-        self.optimiser.zero_grad(set_to_none=self.graphs is None)
-        total = torch.zeros((), device=device)
-        for index, (part, own) in enumerate(zip(parts, shares, strict=True)):
-            with self.layout.without_sync(last=index + 1 == len(parts)):
-                total += backward(part, own)
-        return total
-
-    def _backward(self, part: Batch, share: Tensor) -> Tensor:
-        """Add the gradients of a micro-batch, times its share of the targets; return its loss, scaled likewise."""
-        with self.placement.autocast():
-            loss = self.layout.module(*part.parts) * share
-        loss.backward()
-        return loss.detach()
+        return self.step.gradients(list(self._split(batch.to(device))), shares)
 
     def _refuse(self, step: int, batch: Batch, what: Literal["loss", "gradients"]) -> None:
         """Raise TrainingError in all processes; it names the first bad parameter or module of any of them."""

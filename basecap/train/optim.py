@@ -1,10 +1,12 @@
 """AdamW with a group per learning-rate factor and weight decay of the recipes; or Muon for matrices, AdamW."""
 
+import contextlib
 import math
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -122,6 +124,36 @@ def clip_gradients(model: nn.Module, config: TrainConfig) -> Tensor:
 
 
 def set_learning_rate(optimiser: torch.optim.Optimizer, rate: float) -> None:
-    """Set every group's learning rate to its factor times `rate`."""
+    """Set every group's learning rate to its factor times `rate`; of fused updates, which run on a GPU, in float32.
+
+    CUDA graphs read a rate from a tensor of that dtype, and an update without them is to give the same bits.
+    """
     for group in optimiser.param_groups:
-        group["lr"] = rate * group["factor"]
+        own = rate * group["factor"]
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(own)
+        else:
+            group["lr"] = float(np.float32(own)) if group.get("fused") else own
+
+
+def can_be_captured(optimiser: torch.optim.Optimizer) -> bool:
+    """Whether an update can be a CUDA graph: that of AdamW can, Muon reads its learning rate on the CPU."""
+    return all("capturable" in group for group in optimiser.param_groups)
+
+
+def hold_learning_rates(optimiser: torch.optim.Optimizer) -> None:
+    """Keep the learning rates in tensors beside the parameters, where a CUDA graph reads them."""
+    for group in optimiser.param_groups:
+        group["lr"] = torch.tensor(group["lr"], dtype=torch.float32, device=group["params"][0].device)
+
+
+@contextlib.contextmanager
+def capturable(optimiser: torch.optim.Optimizer) -> Iterator[None]:
+    """Let the optimiser's update be captured, which PyTorch refuses, and warns of outside a capture, by a flag."""
+    for group in optimiser.param_groups:
+        group["capturable"] = True
+    try:
+        yield
+    finally:
+        for group in optimiser.param_groups:
+            group["capturable"] = False

@@ -1,0 +1,76 @@
+"""The arithmetic of a training step: the gradients of its micro-batches, and the update."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from basecap.data.workload import Batch
+from basecap.models.language_model import LanguageModel
+from basecap.train.config import TrainConfig
+from basecap.train.layout import Layout
+from basecap.train.optim import clip_gradients
+from basecap.train.placement import DevicePlacement
+
+
+class TrainingStep(ABC):
+    """Gradients, then an update; between them the loop looks at the loss, so that a bad one changes no weight."""
+
+    @abstractmethod
+    def gradients(self, parts: Sequence[Batch], shares: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        """Set the gradients to the clipped ones of a batch; return its loss and their norm before clipping, scalars.
+
+        Both are valid until the next step.
+
+        Args:
+            parts: the micro-batches, on the device.
+            shares: what the loss of each counts, scalars on the device.
+        """
+
+    @abstractmethod
+    def update(self) -> None:
+        """Update the weights by the gradients."""
+
+    @abstractmethod
+    def forget(self) -> None:
+        """Take note that the optimiser's state is in other tensors now."""
+
+
+class LaunchedStep(TrainingStep):
+    """A step whose kernels Python launches, one by one."""
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        optimiser: torch.optim.Optimizer,
+        config: TrainConfig,
+        layout: Layout,
+        placement: DevicePlacement,
+    ):
+        """Take a model as it is laid out, on its device."""
+        self.model, self.optimiser = model, optimiser
+        self._config, self._layout, self._placement = config, layout, placement
+
+    def gradients(self, parts: Sequence[Batch], shares: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        """See `TrainingStep`."""
+        self.optimiser.zero_grad(set_to_none=True)
+        total = torch.zeros((), device=self._placement.device)
+        for index, (part, share) in enumerate(zip(parts, shares, strict=True)):
+            with self._layout.without_sync(last=index + 1 == len(parts)):
+                total += self._backward(part, share)
+        return total, self._layout.total(clip_gradients(self.model, self._config)).detach()
+
+    def _backward(self, part: Batch, share: Tensor) -> Tensor:
+        """Add the gradients of a micro-batch, times its share of the targets; return its loss, scaled likewise."""
+        with self._placement.autocast():
+            loss = self._layout.module(*part.parts) * share
+        loss.backward()
+        return loss.detach()
+
+    def update(self) -> None:
+        """See `TrainingStep`."""
+        self.optimiser.step()
+
+    def forget(self) -> None:
+        """See `TrainingStep`."""
