@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch._subclasses import FakeTensorMode
 
+from basecap.data.workload import Batch
 from basecap.errors import ConfigError, TrainingError
 from basecap.models.config import model_config
 from basecap.models.language_model import LanguageModel
@@ -17,18 +18,25 @@ from tests.train._graphs import KINDS, STEP, RecordedPool, read_back, small, tra
 from tests.train.conftest import BATCH, UnevenStream, config
 
 
-class MixedStream(UnevenStream):
+class VaryingStream(UnevenStream):
+    """Batches whose rows with few targets stand elsewhere in each step."""
+
+    def batch(self, seed: int, step: int, batch: int, rank: int = 0, world: int = 1) -> Batch:
+        return Batch(*(part.roll(step, 0) for part in super().batch(seed, step, batch).parts))
+
+
+class MixedStream(VaryingStream):
     """Batches of two lengths in turn; the short ones have twice the rows."""
 
-    def batch(self, seed: int, step: int, batch: int, rank: int = 0, world: int = 1):
+    def batch(self, seed: int, step: int, batch: int, rank: int = 0, world: int = 1) -> Batch:
         if step % 2 == 0:
             return super().batch(seed, step, batch)
-        return UnevenStream(self.length // 2).batch(seed, step, 2 * batch)
+        return VaryingStream(self.length // 2).batch(seed, step, 2 * batch)
 
 
 def prepared(path, wanted: bool | str, name: str = "transformer++", stream=None, **options) -> Trainer:
     """Return a trainer with recorded graphs, or none, whose updates are the fused ones of a GPU."""
-    trainer = trainer_of(small(name), path, stream=stream, **({"tokens": 8 * STEP} | options))
+    trainer = trainer_of(small(name), path, stream=stream or VaryingStream(), **({"tokens": 8 * STEP} | options))
     for group in trainer.optimiser.param_groups:
         group.update({"fused": True} if "fused" in group else {})
     if wanted:
