@@ -127,6 +127,18 @@ class SelectionConfig(HeadsConfig):
     qk_gain: bool = Field(False, description="learned gain of the normalised queries and keys")
 
 
+def refuse_more(config: MixerConfig, option: str, most: int, what: str, length: int) -> None:
+    """Raise ConfigError if this option was set to more than the `most` of `what` that sequences of `length` have.
+
+    A default that is too large reads them all.
+    """
+    asked = getattr(config, option)
+    if option in config.model_fields_set and asked > most:
+        raise ConfigError(
+            f"{option} is {asked}, but a sequence of {length} tokens has {most} {what}; choose a smaller {option}."
+        )
+
+
 class HeadedMixer(Mixer):
     """A mixer whose queries choose among the keys of earlier tokens; subclasses say how."""
 
@@ -157,8 +169,8 @@ class HeadedMixer(Mixer):
         self.out = nn.Linear(layer.hidden, layer.hidden, bias=bias)
 
     @abstractmethod
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, segments: Tensor | None = None) -> Tensor:
-        """Return the outputs of every head [B, T, H, K] for q [B, T, H, K], k and v [B, T, G, K]."""
+    def attend(self, x_BTD: Tensor, q: Tensor, k: Tensor, v: Tensor, segments: Tensor | None = None) -> Tensor:
+        """Return the outputs of every head [B, T, H, K] for q [B, T, H, K], k and v [B, T, G, K], projected from x."""
 
     @abstractmethod
     def store(self, k: Tensor, v: Tensor, cache: Cache) -> None:
@@ -167,13 +179,13 @@ class HeadedMixer(Mixer):
     def forward(self, x_BTD: Tensor, segments: Tensor | None = None) -> Tensor:
         """Choose and mix; see `Mixer.forward`."""
         q, k, v = self.project(x_BTD, segments)
-        return self.finish(self.attend(q, k, v, segments), x_BTD)
+        return self.finish(self.attend(x_BTD, q, k, v, segments), x_BTD)
 
     def prefill(self, x_BTD: Tensor, cache: Cache) -> Tensor:
         """Mix a whole prompt and keep the keys and values that later steps can see."""
         q, k, v = self.project(x_BTD, last=cache.tensors.get("canon"))
         self.store(k, v, cache)
-        return self.finish(self.attend(q, k, v), x_BTD)
+        return self.finish(self.attend(x_BTD, q, k, v), x_BTD)
 
     def finish(self, o_BTHK: Tensor, x_BTD: Tensor) -> Tensor:
         """Return what the heads mixed, gated by the input (arXiv 2505.06708, position G1) and projected."""
@@ -184,7 +196,7 @@ class HeadedMixer(Mixer):
     def mixed(self, x_BTD: Tensor) -> tuple[Tensor, Tensor]:
         """Return the values of every query head, and the outputs of the heads."""
         q, k, v = self.project(x_BTD)
-        return self.project.values(v), self.attend(q, k, v)
+        return self.project.values(v), self.attend(x_BTD, q, k, v)
 
     def recipe(self) -> dict[str, ParameterRecipe]:
         """Normal(0.02), the output projection shrunk with depth; biases 0, gains 1."""

@@ -164,7 +164,7 @@ class Attention(HeadedMixer):
     def _slopes(self, device: torch.device) -> Tensor | None:
         return alibi_slopes(self.project.heads, device) if self.config.position == "alibi" else None
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, segments: Tensor | None = None) -> Tensor:
+    def attend(self, x_BTD: Tensor, q: Tensor, k: Tensor, v: Tensor, segments: Tensor | None = None) -> Tensor:
         """Attend; see `HeadedMixer.attend`."""
         slopes, window = self._slopes(q.device), self.config.window
         return attention(q, k, v, scale=self.scale, window=window, slopes=slopes, segments=segments, sinks=self.sinks)

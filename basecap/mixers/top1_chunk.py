@@ -6,7 +6,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from basecap.mixers._attention import HeadedMixer, SelectionConfig
+from basecap.mixers._attention import HeadedMixer, SelectionConfig, refuse_more
 from basecap.mixers._contract import Cache, Variant, mixer
 from basecap.mixers._recipes import LayerSpec
 from basecap.ops import Influence
@@ -56,9 +56,11 @@ class Top1Chunk(HeadedMixer):
         remote: int = Field(1, ge=1, description="earlier chunks that a query attends")
 
     def __init__(self, config: Config, layer: LayerSpec):
+        earlier = max(1, (layer.max_length - 1) // config.chunk)
+        refuse_more(config, "remote", earlier, f"earlier chunks of {config.chunk}", layer.max_length)
         super().__init__(config, layer, norm="gain" if config.qk_gain else "plain")
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, segments: Tensor | None = None) -> Tensor:
+    def attend(self, x_BTD: Tensor, q: Tensor, k: Tensor, v: Tensor, segments: Tensor | None = None) -> Tensor:
         """Attend to the chunks; see `HeadedMixer.attend`."""
         c = self.config
         return top1_chunk(q, k, v, chunk=c.chunk, mode=c.mode, remote=c.remote, segments=segments)

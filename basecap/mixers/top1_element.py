@@ -42,7 +42,7 @@ class Top1Element(HeadedMixer):
         """False: the derivative of a choice is zero, so queries and keys are trained with that of the softmax."""
         return False
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, segments: Tensor | None = None) -> Tensor:
+    def attend(self, x_BTD: Tensor, q: Tensor, k: Tensor, v: Tensor, segments: Tensor | None = None) -> Tensor:
         """Select; see `HeadedMixer.attend`."""
         return top1_element(q, k, v, scale=self.scale, segments=segments)
 

@@ -23,6 +23,8 @@ from basecap.testing._harness import BATCH, SEED, Check, judge, tiny_options
 #: Numbers of blocks; the others are compared with the first.
 DEPTHS = (12, 24, 48)
 LENGTH, VOCAB = 16, 64
+#: Longest sequence of the models: options may ask for several chunks of it.
+LONGEST = 64
 #: The usual remedies.
 START = "start the projection into the residual stream with normal(residual_std(layer)) in recipe()"
 NORM = "where a norm divides by values far below 1, give it a larger eps"
@@ -58,7 +60,7 @@ def initialisation(name: str, hidden: int, device: torch.device, options: Mappin
     use, backbone = split_backbone(name)
     tiny = {k: v for choice in ARCHITECTURES.get(use).layers for k, v in tiny_options(choice, hidden).items()}
     layer = LayerConfig(use=use, mixer={**tiny, **options})
-    config = model_config(use, hidden=hidden, vocab=VOCAB, pattern=(layer,), backbone=backbone, max_length=LENGTH)
+    config = model_config(use, hidden=hidden, vocab=VOCAB, pattern=(layer,), backbone=backbone, max_length=LONGEST)
     usual = torch.tensor(math.nan)
     for depth in DEPTHS:
         model = LanguageModel(config.model_copy(update={"depth": depth})).initialise(SEED).to(device)

@@ -26,6 +26,7 @@ from basecap.mixers import (
     mamba_2,
     mamba_3,
     mlstm,
+    nsa,
     rwkv_4,
     rwkv_7,
     synthesizer,
@@ -49,6 +50,9 @@ ADD = MULTIPLY = EXPONENTIAL = 1
 #: Of each element of a recurrent state and token: to add an outer product, to multiply with a vector and sum.
 WRITE = READ = MULTIPLY + ADD
 DECAY = MULTIPLY
+
+
+READ_MEANS = nsa.read_means
 
 
 def like(x: Tensor, *others: Tensor) -> Tensor:
@@ -90,6 +94,9 @@ class Ops:
             (attention, "attention", self.attend),
             (synthesizer, "attention", self.attend),
             (fox, "forgetting_attention", self.forget),
+            (nsa, "attention", self.attend),
+            (nsa, "read_means", self.read_means),
+            (nsa, "selected_attention", self.select_blocks),
             (top1_element, "top1_element", self.select_element),
             (top1_chunk, "top1_chunk", self.select_chunk),
             (based, "taylor_attention", self.taylor_attention),
@@ -119,6 +126,18 @@ class Ops:
 
     def forget(self, q, k, v, log_decay, **_):
         return like(self.attend(q, k, v), log_decay)
+
+    def read_means(self, q, k, reads):
+        # Scores and values, of which the mask hides the same pairs.
+        product = 2 * (~reads).sum().item() * q.shape[2] * q.shape[3] * (MULTIPLY + ADD)
+        self.add(-product, -2 * product)
+        return READ_MEANS(q, k, reads)
+
+    def select_blocks(self, q, k, v, chosen, blocks, **_):
+        seen = chosen.gather(-1, blocks[:, None, None].expand(-1, *chosen.shape[1:3], -1)).transpose(1, 2).tril()
+        product = 2 * seen.sum().item() * q.shape[2] // chosen.shape[2] * q.shape[3] * (MULTIPLY + ADD)
+        self.add(product, 2 * product)
+        return like(q, k, v)
 
     def select_element(self, q, k, v, *, scale=1.0, **_):
         B, T, H, K = q.shape
@@ -253,6 +272,7 @@ def test_every_block_family(backbone: str, monkeypatch):
         ("mamba-3", {"heads": 4, "state": 24}),
         ("rwkv-6", {"heads": 4, "mix_rank": 3, "decay_rank": 5}),
         ("rwkv-7", {"heads": 4, "decay_rank": 3, "rate_rank": 5, "value_rank": 6, "gate_rank": 7}),
+        ("nsa", {"block": 8, "top": 4, "window": 24, "kv_heads": 1}),
         ("top1-element", {"kv_heads": 1, "qk_gain": True}),
         *(
             (use, {"chunk": 16, "remote": remote, "kv_heads": 1})

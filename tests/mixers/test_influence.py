@@ -9,6 +9,7 @@ from basecap.mixers import ARCHITECTURES, LayerSpec, Mixer, initialise
 
 HALF = torch.bfloat16
 OPTIONS = {
+    "nsa": {"block": 8, "top": 4, "window": 16},
     "top1-chunk-exact": {"chunk": 16},
     "top1-chunk-approx": {"chunk": 16},
     "transformer++ temperature": {"temperature": 0.05},

@@ -13,6 +13,7 @@ from tests.mixers import (
     test_published_hybrids,
     test_published_mamba,
     test_published_rwkv,
+    test_published_sparse,
     test_published_xlstm,
 )
 from tests.mixers._published import assert_table_holds
@@ -26,6 +27,7 @@ TABLES = {
     **test_published_mamba.TABLES,
     **test_published_rwkv.TABLES,
     **test_published_xlstm.TABLES,
+    **test_published_sparse.TABLES,
 }
 
 

@@ -150,3 +150,12 @@ def test_full_cache_is_refused(name):
 def test_bad_options_are_named(name, options, message):
     with pytest.raises(ConfigError, match=message):
         build(name, **options)
+
+
+def test_more_chunks_than_there_are_is_refused():
+    with pytest.raises(
+        ConfigError,
+        match=r"^remote is 16, but a sequence of 2048 tokens has 15 earlier chunks of 128; choose a smaller",
+    ):
+        build("top1-chunk-exact", remote=16)
+    assert build("top1-chunk-exact", remote=15).config.remote == 15

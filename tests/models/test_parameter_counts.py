@@ -52,6 +52,7 @@ SIZES = [
     ("fox", 109.6, 1281.5),
     ("fox pro", 109.9, 1281.6),
     ("kda", 114.4, 1306.5),
+    ("nsa", 109.9, 1284.6),
     ("pythia", 81.3, 1274.1),
 ]
 
@@ -176,6 +177,7 @@ def test_models_of_a_study_are_all_tied_or_none(name: str):
         ("deltanet", False),  # fla-org/flash-linear-attention: configuration_delta_net.py
         ("gated-deltanet", False),
         ("mlstm", False),  # NX-AI/xlstm-jax: mLSTMv1_default.yaml
+        ("nsa", False),
         ("fox", False),  # zhixuan-lin/forgetting-transformer: modeling_forgetting_transformer.py
     ],
 )

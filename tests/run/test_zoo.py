@@ -44,7 +44,7 @@ def test_every_model_holds_what_its_architecture_is_named_after(zoo: StudyConfig
             # The second layer is where RWKV-7 mixes in the first one's values.
             assert len(mixers) >= max(2, len(set(kinds))), run.name
             windows = [mixer.config.window for mixer in mixers if getattr(mixer.config, "window", None)]
-            assert bool(windows) == (run.use in ("based", "transformer++ window")), run.name
+            assert bool(windows) == (run.use in ("based", "nsa", "transformer++ window")), run.name
             assert all(2 * window <= length for window in windows), run.name
             long = [mixer for mixer in mixers if getattr(mixer, "long_conv", None) is not None]
             shares = {"mamba-1 global selection": 1.0, "mamba-1 global selection lm": 0.25}
@@ -52,6 +52,8 @@ def test_every_model_holds_what_its_architecture_is_named_after(zoo: StudyConfig
             chunks = [mixer.config.chunk for mixer in mixers if hasattr(mixer.config, "chunk")]
             assert bool(chunks) == run.use.startswith("top1-chunk"), run.name
             assert all(2 * chunk < length for chunk in chunks), run.name  # the third chunk forces a choice
+            chosen = [mixer.config.top * mixer.config.block for mixer in mixers if hasattr(mixer.config, "top")]
+            assert bool(chosen) == (run.use == "nsa") and all(tokens < length for tokens in chosen), run.name
 
 
 def test_every_mixer_and_backbone_trains_and_passes_the_leak_test(zoo: StudyConfig, tmp_path: Path):

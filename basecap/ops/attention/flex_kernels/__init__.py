@@ -50,6 +50,7 @@ def block_mask(
     segments: Tensor | None,
     device: torch.device,
     open_BHNN: Tensor | None = None,
+    seen: Callable[..., Tensor] | None = None,
 ) -> BlockMask:
     """Return the visible tiles, from the ends of each tile alone: nothing of size T x T is made.
 
@@ -60,12 +61,14 @@ def block_mask(
         segments: see `attention`; ids do not decrease along T, so their first and last decide for a whole tile.
         device: where the mask is used.
         open_BHNN: bool [B, H, tiles of queries, tiles of keys], the tiles to look at, all when None.
+        seen: takes a row, a head, a query and a key, and returns whether they may see each other; all when None.
     """
     window = length if window is None else window
 
     def visible(b, head, t, s):
         band = (t >= s) & (t - s < window)
-        return band if segments is None else band & (segments[b, t] == segments[b, s])
+        band = band if segments is None else band & (segments[b, t] == segments[b, s])
+        return band if seen is None else band & seen(b, head, t, s)
 
     tile = torch.arange(-(-length // BLOCK), device=device)
     apart = BLOCK * (tile[:, None] - tile)  # from the first query to the first key
@@ -78,6 +81,8 @@ def block_mask(
     some, every = (x.expand(batch, 1, *x.shape[-2:]) if x.dim() == 2 else x[:, None] for x in (some, every))
     if open_BHNN is not None:
         some, every = some & open_BHNN, every & open_BHNN
+    if seen is not None:
+        every = torch.zeros_like(every)
     tiles = _listed(some & ~every), _listed(every)
     return BlockMask.from_kv_blocks(*tiles[0], *tiles[1], BLOCK, visible, seq_lengths=(length, length))
 

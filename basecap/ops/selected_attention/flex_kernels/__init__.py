@@ -1,0 +1,45 @@
+"""Attention to chosen blocks of keys on PyTorch's FlexAttention, which has fused kernels on a GPU."""
+
+import torch
+from torch import Tensor
+
+from basecap.ops.attention import flex_kernels
+from basecap.ops.attention.flex_kernels import BLOCK, block_mask
+
+RUNS, BACKEND = "FlexAttention", None
+
+
+def supports(q_BTHK: Tensor, v_BTGV: Tensor) -> str | None:
+    """Return why FlexAttention does not run here, or None."""
+    return flex_kernels.supports(q_BTHK, v_BTGV, False, False)
+
+
+def attention(
+    q_BTHK: Tensor,
+    k_BTGK: Tensor,
+    v_BTGV: Tensor,
+    chosen_BTCM: Tensor,
+    blocks_BT: Tensor,
+    scale: float,
+    segments: Tensor | None,
+) -> Tensor:
+    """Return [B, T, H, V]; memory O(T). Tiles of keys that no query of a tile has chosen are never touched."""
+    B, T, H, _ = q_BTHK.shape
+    each = H // chosen_BTCM.shape[2]
+
+    def is_chosen(b, h, t, s):
+        return chosen_BTCM[b, t, h // each, blocks_BT[b, s]]
+
+    with torch.no_grad():
+        mask = block_mask(B, T, None, segments, q_BTHK.device, tiles(chosen_BTCM, blocks_BT, each), is_chosen)
+    q, k, v = (x.transpose(1, 2) for x in (q_BTHK, k_BTGK, v_BTGV))
+    o_BHTV = flex_kernels.kernel()(q, k, v, block_mask=mask, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
+    return o_BHTV.transpose(1, 2)
+
+
+def tiles(chosen_BTCM: Tensor, blocks_BT: Tensor, each: int) -> Tensor:
+    """Return bool [B, H, tiles of queries, tiles of keys]: whether some query of a tile has chosen some key."""
+    some_BNCM = chosen_BTCM.unflatten(1, (-1, BLOCK)).any(2)
+    keys = blocks_BT[:, None, None].expand(-1, *some_BNCM.shape[1:3], -1)
+    some_BNCN = some_BNCM.gather(-1, keys).unflatten(-1, (-1, BLOCK)).any(-1)
+    return some_BNCN.transpose(1, 2).repeat_interleave(each, dim=1)

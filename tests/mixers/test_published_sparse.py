@@ -1,0 +1,29 @@
+"""How fla starts each parameter of Native Sparse Attention; see `_published`.
+
+_init_weights: every nn.Linear and nn.Embedding normal, std initializer_range = 0.02, output projections too:
+prenorm_residual_strategy is None. RMSNorms start at 1. tie_word_embeddings is False.
+"""
+
+import pytest
+
+from tests.mixers._published import ONES, Row, Table, assert_table_holds, normal
+
+COMMIT = "fla-org/flash-linear-attention@bc3b101dcb713ddc5bd8924b66754eb68b5ccf89"
+UNDECAYED = "Gains of norms do not decay"
+
+TABLES = {
+    "nsa": Table(
+        source=f"{COMMIT}: fla/layers/nsa.py, fla/models/nsa/modeling_nsa.py, fla/ops/nsa/naive.py",
+        rows=(
+            Row(r"(embedding|head)\.weight", normal(0.02)),
+            Row(r"(norm|mixer_norm|feed_forward_norm)\.weight", ONES, decay=False, differs=UNDECAYED),
+            Row(r"mixer\.(project\.qkv|branches|out)\.weight", normal(0.02)),
+            Row(r"feed_forward\.(gate|up|down)\.weight", normal(0.02)),
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_starts_and_trains_as_published(name: str):
+    assert_table_holds(name, TABLES[name])
