@@ -1,36 +1,32 @@
 """From text to prepared data: choose parts, make a tokenizer, write one shard per part, open all shards.
 
 No work is repeated: the name of a shard is a hash of everything it depends on (including a plugin's code), so a killed
-preparation resumes where it stopped, studies can share a cache, and a cache with `prepared-<hash of the options>.json`
-can be opened without the original text.
+preparation resumes where it stopped, several machines fill a cache together (`_parts.py`), studies can share it, and a
+cache with `prepared-<hash of the options>.json` can be opened without the original text.
 """
 
 import json
-import shutil
-import signal
-from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
-from functools import partial
 from itertools import islice
 from pathlib import Path
 
 import numpy as np
 
-from basecap.data.config import FORMAT, DataConfig
+from basecap.data._parts import CLAIM, SHARDS, limits_of, remove_surplus, write_shards
+from basecap.data.config import DataConfig
 from basecap.data.hashes import digest
 from basecap.data.overlap import TextOverlap, covered_shares, rounds, sequence_length
 from basecap.data.prepared import PreparedData
-from basecap.data.shards import Limits, Shard, token_counts, write_shard
-from basecap.data.sources import SOURCES, SPLITS, Part, Source, Split, plugin_of
+from basecap.data.shards import Shard
+from basecap.data.sources import SOURCES, Part, Source
 from basecap.data.tokenizer import Tokenizer, byte_tokenizer, is_local, refuse_missing_file, train_bpe
 from basecap.errors import BasecapError, DataError, nearest
-from basecap.plugins import load_plugin
 from basecap.system.files import FULL, LARGEST, replacing
 from basecap.system.foreign import read_file
-from basecap.system.locks import locked
-from basecap.system.processes import WorkerKilled, WorkerPool, usable_cores
+from basecap.system.locks import Busy, locked, remove_ended
+from basecap.system.processes import usable_cores
 from basecap.system.progress import phase, progress, write_line
 
 #: Characters per vocabulary entry that a tokenizer is trained on, divided equally among the training domains.
@@ -46,6 +42,8 @@ SUGGESTION_PARTS, COMPARED = 16, 4
 def prepare(config: DataConfig, cache: Path) -> PreparedData:
     """Return the data of `config`, opened from `cache` or prepared into it.
 
+    Processes, also on several machines, that prepare the same text into one cache at once share the parts.
+
     Args:
         config: the data section of a study; `config.cache` is not used here.
         cache: directory of shards and tokenizers; studies and processes can share it.
@@ -59,8 +57,9 @@ def prepare(config: DataConfig, cache: Path) -> PreparedData:
         prepared = _reopen(config, cache, record)
         if prepared is None:
             check_text(config, cache)
-            with locked(cache):
-                prepared = _reopen(config, cache, record) or _prepare(config, cache, record)
+            cache.mkdir(parents=True, exist_ok=True)
+        while prepared is None:
+            prepared = _prepare(config, cache, record)
         return prepared
 
 
@@ -128,16 +127,6 @@ def _record(config: DataConfig, cache: Path) -> Path:
     return cache / f"prepared-{config.hash}.json"
 
 
-def _limits(config: DataConfig) -> Limits:
-    """Return the token limit of each split to keep: all splits of training domains, held-out splits of the others."""
-    limits: dict[tuple[str, Split], int | None] = {
-        (domain, "train"): config.max_train_tokens for domain in config.train
-    }
-    for domain in (*config.train, *config.ood):
-        limits |= {(domain, split): config.max_test_tokens for split in SPLITS[1:]}
-    return limits
-
-
 def _reopen(config: DataConfig, cache: Path, record: Path) -> PreparedData | None:
     """Open the data that `record` lists; return None if any of it is missing."""
     if not record.is_file():
@@ -155,45 +144,70 @@ def _reopen(config: DataConfig, cache: Path, record: Path) -> PreparedData | Non
     tokenizer = Tokenizer.load(paths[0])
     if tokenizer.fingerprint not in paths[0].name:
         raise DataError(f"tokenizer {paths[0]} is damaged; remove it and run again.")
-    return PreparedData(config, tokenizer, [Shard(path) for path in paths[1:]], _limits(config), overlap, remark)
+    return PreparedData(config, tokenizer, [Shard(path) for path in paths[1:]], limits_of(config), overlap, remark)
 
 
-def _prepare(config: DataConfig, cache: Path, record: Path) -> PreparedData:
+def _prepare(config: DataConfig, cache: Path, record: Path) -> PreparedData | None:
+    """Return the prepared data, to which this process may have contributed some shards; None if some were removed."""
     source = SOURCES.get(config.source)(config)
-    # Training parts come last and in random order, so that reading can stop once there are enough tokens.
-    parts = sorted(source.parts(), key=lambda part: (part.split == "train", digest(part.name)))
-    tokenizer = _make_tokenizer(config, source, parts)
+    parts = _parts(source)
+    tokenizer = _make_tokenizer(config, source, parts)  # the same in every process
     if (text := tokenizer.use_gigatoken(_first_texts(source, parts))) is not None:
         write_line(f"gigatoken gives other ids than tokenizers for {text[:40]!r}; text is encoded with tokenizers.")
+    directory, before = cache / SHARDS, _changed(record)
+    directory.mkdir(exist_ok=True)
+    held = set(directory.iterdir())
+    shards = write_shards(config, cache, tokenizer, parts, lambda: _changed(record) != before)
+    with _alone(cache):
+        remove_ended(cache, CLAIM)
+        prepared = _reopen(config, cache, record)
+        if prepared is None and shards is not None:
+            prepared = _complete(config, cache, record, source, tokenizer, shards)
+    if prepared is not None:
+        remove_surplus(config, tokenizer, set(directory.iterdir()) - held - set(prepared.shards))
+    return prepared
+
+
+def _parts(source: Source) -> list[Part]:
+    """Return the parts: those for training last and in random order, so that reading can stop at enough tokens."""
+    return sorted(source.parts(), key=lambda part: (part.split == "train", digest(part.name)))
+
+
+def _changed(record: Path) -> tuple[int, int] | None:
+    """Return what differs after a record was written, None where there is none."""
+    try:
+        found = record.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_ino, found.st_mtime_ns
+
+
+@contextmanager
+def _alone(cache: Path) -> Iterator[None]:
+    """Hold the lock of the cache; says so when another process has it."""
+    with ExitStack() as held:
+        try:
+            held.enter_context(locked(cache, "another process completes a text"))
+        except Busy:
+            write_line(f"waiting for another process that completes a text in {cache}.")
+            held.enter_context(locked(cache))
+        yield
+
+
+def _complete(
+    config: DataConfig, cache: Path, record: Path, source: Source, tokenizer: Tokenizer, shards: Sequence[Path]
+) -> PreparedData:
+    """Write the tokenizer and the record of the data, after all shards; return the data."""
     path = cache / f"tokenizer-{tokenizer.fingerprint}.json"
     with replacing(path, CACHE) as file:
         file.write(tokenizer.description.encode())
-    directory = cache / "shards"
-    directory.mkdir(exist_ok=True)
-    before = set(directory.iterdir())
-    write = partial(_write_part, config, tokenizer, directory)
-    shards: list[Path] = []
-    held: Counter[str] = Counter()
-    with (
-        progress("preparing text", total=len(parts), unit="parts") as advance,
-        closing(_write_parts(config, write, parts)) as written,
-    ):
-        for part, shard in zip(parts, written, strict=False):
-            shards.append(shard)
-            advance(1, note=part.name)
-            held.update(token_counts(shard))
-            limit = config.max_train_tokens
-            if part.split == "train" and limit and all(held[f"{domain}/train"] >= limit for domain in config.train):
-                break
-    for surplus in set(directory.iterdir()) - before - set(shards):
-        shutil.rmtree(surplus)
-    opened, limits = [Shard(shard) for shard in shards], _limits(config)
+    opened, limits = [Shard(shard) for shard in shards], limits_of(config)
     prepared = PreparedData(config, tokenizer, opened, limits)
     if config.cluster is not None and not any(found.labelled for found in prepared.held_out.values()):
         if not source.has_records:
             what = "no held-out document is in a folder of its domain"
             raise DataError(f"{what}, as data.cluster = {config.cluster!r} needs; leave it out.")
-        known = {key for part in parts[:SUGGESTION_PARTS] for key in source.keys(part)}
+        known = {key for part in _parts(source)[:SUGGESTION_PARTS] for key in source.keys(part)}
         raise DataError(
             f"no held-out document has the key data.cluster = {config.cluster!r}: {nearest(config.cluster, known)}"
         )
@@ -268,51 +282,3 @@ def _first_texts(source: Source, parts: Sequence[Part]) -> Iterator[str]:
     for part in parts[:SUGGESTION_PARTS]:
         for document in islice(source.read(part), COMPARED):
             yield document.text.encode("utf-8", errors="replace").decode("utf-8")
-
-
-def _write_part(config: DataConfig, tokenizer: Tokenizer, directory: Path, part: Part) -> Path:
-    """Return the path of a part's shard; write the shard if it does not exist."""
-    source = SOURCES.get(config.source)(config)
-    files, limits = source.fingerprints(part), _limits(config)
-    kept = sorted([*group, limit] for group, limit in limits.items())
-    code = [] if config.code is None else [config.code]  # built-in sources have no code hash in their shard names
-    shortest = {} if config.min_ood_tokens is None else dict.fromkeys(config.ood, config.min_ood_tokens)
-    further = [sorted(shortest.items()), config.cluster]
-    path = directory / digest([FORMAT, config.source, files, tokenizer.fingerprint, kept, *code, *further])
-    if not path.is_dir():
-        write_shard(path, source.read(part), tokenizer, limits, files, shortest)
-    return path
-
-
-def _write_parts(
-    config: DataConfig, write: Callable[[Part], Path], parts: Sequence[Part]
-) -> Generator[Path, None, None]:
-    """Yield the shards of `parts` in order, written by up to `config.workers` processes."""
-    workers = min(config.workers or usable_cores(), len(parts))
-    if workers == 1:
-        yield from map(write, parts)
-        return
-    with WorkerPool(_begin_worker, [(write, plugin_of(config.source), config.code)] * workers) as pool:
-        for part, future in zip(parts, pool.run_in_order(_write_in_worker, parts), strict=True):
-            try:
-                yield future.result()
-            except WorkerKilled as error:
-                raise DataError(
-                    f"the process that prepared {part.name} was killed twice, possibly out of memory; lower "
-                    "data.workers and run again: finished shards are kept."
-                ) from error
-
-
-_worker: dict[str, Callable[[Part], Path]] = {}
-
-
-def _begin_worker(start: tuple[Callable[[Part], Path], Path | None, str | None]) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process, and prints what there is to say
-    write, plugin, digest = start
-    if plugin is not None:
-        load_plugin(plugin, digest)
-    _worker["write"] = write
-
-
-def _write_in_worker(part: Part) -> Path:
-    return _worker["write"](part)

@@ -127,6 +127,7 @@ class PreparedData(Workload):
         manifest_hash: hash of the manifest, the same for the same text and options on any machine.
         overlap: how much of the held-out text occurs in the training text, None before that is measured.
         remark: a remark about the text for readers of the results, one line without a full stop, or None.
+        shards: the directories of its shards.
     """
 
     def __init__(
@@ -150,6 +151,7 @@ class PreparedData(Workload):
         }
         self.overlap = overlap
         self.remark = remark
+        self.shards = tuple(shard.path for shard in shards)
         left_out = overlap.left_out if overlap else {}
         self.sets = {
             (domain, split): DocumentSet(

@@ -141,7 +141,12 @@ def write_shard(
         unsorted.unlink()
         about = {"groups": groups, "files": files, "checksums": {name: file_digest(partial / name) for name in FILES}}
         (partial / "shard.json").write_text(json.dumps({**about, "digest": digest(about)}), encoding="utf-8")
-        os.replace(partial, path)
+        try:
+            os.replace(partial, path)
+        except OSError:
+            if not path.is_dir():
+                raise
+            shutil.rmtree(partial)  # another process has written it, which a network disk showed late
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)  # the disk may be full
         raise

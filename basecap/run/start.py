@@ -127,6 +127,7 @@ def _prepare(
     whole, device = accepted.whole, torch.device(execution.device)
     material, evaluations = accepted.material, plan_evaluations(whole)
     _refuse_missing(material, evaluations)
+    material.workloads()  # commands on several machines prepare the text together, then one sets the study up
     with records.locked(log):
         if _content(records) != accepted.before:
             return None
