@@ -1,7 +1,7 @@
 """Mamba-3 (arXiv 2603.15569): a state space with a trapezoidal rule and data-dependent rotations, no convolution."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from basecap.errors import ConfigError
 from basecap.mixers._contract import Cache, Mixer, MixerConfig, Variant, choose_heads, mixer
-from basecap.mixers._parts import PartedLinear, rms_norm, token_shift
+from basecap.mixers._parts import PartedLinear, rms_norm
 from basecap.mixers._recipes import LayerSpec, ParameterRecipe, constant, uniform
 from basecap.mixers._state_space import REPOSITORY, step_size, step_size_bias
 from basecap.ops import Influence, exact_dtype, running_sums
-from basecap.ops.ssd import influence, ssd
+from basecap.ops.ssd import influence, ssd_mimo
 
 #: Epsilon of the norms of B and C.
 EPS = 1e-5
@@ -30,8 +30,8 @@ class Flow:
 
     Attributes:
         x: [B, T, H, V] values.
-        q: [B, T, H, K] C after norm, bias and rotation.
-        k: [B, T, H, K] B likewise.
+        q: [B, T, R, H, K] C after norm, bias and rotation, of each of R reads.
+        k: [B, T, R, H, K] B likewise, of each of R writes.
         log_decay: [B, T, H], in float32 or wider.
         now: [B, T, H] strength with which a token is written at its own step, lambda dt.
         later: [B, T, H] strength with which the token before is written again, (1 - lambda) dt.
@@ -44,13 +44,19 @@ class Flow:
     now: Tensor
     later: Tensor
 
+    @property
+    def kept(self) -> Tensor:
+        """[B, T, H] strength with which later tokens read a token: of both writes, that of the last one still alone."""
+        return self.now + F.pad(self.later, (0, 0, -1, 1))
+
 
 @mixer(
     "mamba-3",
     backbone="swiglu",
     paper="arXiv 2603.15569",
     summary="state space with a trapezoidal rule, rotated by the data, without a convolution",
-    source=f"{REPOSITORY}: mamba_ssm/modules/mamba3.py, tests/ops/triton/test_mamba3_siso.py",
+    source=f"{REPOSITORY}: mamba_ssm/modules/mamba3.py, tests/ops/triton/test_mamba3_siso.py, "
+    "tests/ops/tilelang/test_mamba3_mimo.py",
     differences=(
         "Blocks of mixer and SwiGLU, as many as of transformer++, as in the paper; the official library also stacks "
         "mixers alone.",
@@ -62,6 +68,17 @@ class Flow:
             options={"rate": "heavy tail"},
             summary="decay rates grow linearly and vanish like 1 / x, as in the library since June 2026",
         ),
+        "mamba-3 mimo": Variant(
+            options={"rank": 4},
+            backbone="swiglu narrow",
+            summary="four inputs and outputs a head: a token writes and reads the same state four times",
+            differences=(
+                "SwiGLU of width 7/3 makes room for the further B and C, so that the model is as large as the plain "
+                "one: at width 768 both are 768^2 weights.",
+                "Neighbouring channels rotate, as in the plain form and the official recurrence; the official kernels "
+                "pair channel i with i + K / 2.",
+            ),
+        ),
         "mamba-3 w/o rotation": Variant(options={"rotation": 0.0}, summary="without rotations: real states"),
         "mamba-3 w/o trapezoid": Variant(
             options={"trapezoid": False}, summary="each token is written once, as in Mamba-2"
@@ -69,7 +86,11 @@ class Flow:
     },
 )
 class Mamba3(Mixer):
-    """The Mamba-3 mixer for one input and one output a channel: project, run the state space, gate, project."""
+    """The Mamba-3 mixer: project, run the state space, gate, project.
+
+    With a rank above 1 (MIMO) the values x enter as x mimo_x_r for each write r, and what each read r finds is gated by
+    z mimo_z_r and summed with the weights mimo_o_r.
+    """
 
     class Config(MixerConfig):
         """Options of Mamba-3."""
@@ -77,6 +98,7 @@ class Mamba3(Mixer):
         expand: int = Field(2, ge=1, description="channels inside the mixer per channel of the model")
         state: int = Field(128, ge=2, description="state size per channel")
         heads: int | None = Field(None, ge=1, description="heads; inner channels / 64 when not given")
+        rank: int = Field(1, ge=1, description="inputs and outputs per head: writes and reads at each token")
         rotation: float = Field(0.5, ge=0, le=1, description="share of the state that rotates")
         trapezoid: bool = Field(True, description="whether a token is written at its own step and the next one")
         rate: Literal["softplus", "heavy tail"] = Field("softplus", description="what makes decay rates positive")
@@ -94,16 +116,21 @@ class Mamba3(Mixer):
             raise ConfigError(
                 f"rotation {config.rotation} of {config.state} states leaves no pair to rotate; choose a larger one."
             )
-        state, H = config.state, self.heads
+        state, H, R = config.state, self.heads, config.rank
         self.in_proj = PartedLinear(
-            layer.hidden, [self.inner, self.inner, state, state, H, H, H if config.trapezoid else 0, self.angles]
+            layer.hidden,
+            [self.inner, self.inner, R * state, R * state, H, H, H if config.trapezoid else 0, self.angles],
         )
         self.dt_bias = nn.Parameter(torch.empty(H))
         self.B_gain = nn.Parameter(torch.empty(state))
         self.C_gain = nn.Parameter(torch.empty(state))
-        self.B_bias = nn.Parameter(torch.empty(H, state))
-        self.C_bias = nn.Parameter(torch.empty(H, state))
+        ranks = () if R == 1 else (R,)
+        self.B_bias = nn.Parameter(torch.empty(H, *ranks, state))
+        self.C_bias = nn.Parameter(torch.empty(H, *ranks, state))
         self.D = nn.Parameter(torch.empty(H))
+        self.mimo_x, self.mimo_z, self.mimo_o = (
+            nn.Parameter(torch.empty(H, R, self.head_dim)) if R > 1 else None for _ in range(3)
+        )
         self.out_proj = nn.Linear(self.inner, layer.hidden, bias=False)
 
     def _rate(self, raw_BTH: Tensor) -> Tensor:
@@ -126,9 +153,11 @@ class Mamba3(Mixer):
         )
         cos, sin = ((phases % math.tau).to(dt.dtype).cos(), (phases % math.tau).to(dt.dtype).sin())
 
-        def per_head(raw_BTK: Tensor, gain: Tensor, bias: Tensor) -> Tensor:
-            wide = rms_norm(raw_BTK.to(dt.dtype), EPS) * gain.to(dt.dtype)
-            return _rotate(wide[:, :, None] + bias.to(dt.dtype), cos, sin).to(raw_BTK.dtype)
+        def per_head(raw_BTX: Tensor, gain: Tensor, bias: Tensor) -> Tensor:
+            raw = raw_BTX.unflatten(-1, (self.config.rank, -1))
+            wide = rms_norm(raw.to(dt.dtype), EPS) * gain.to(dt.dtype)
+            bias_RHK = bias.to(dt.dtype).view(self.heads, self.config.rank, -1).transpose(0, 1)
+            return _rotate(wide[:, :, :, None] + bias_RHK, cos[:, :, None], sin[:, :, None]).to(raw.dtype)
 
         flow = Flow(
             x=x.unflatten(-1, (self.heads, self.head_dim)),
@@ -140,36 +169,42 @@ class Mamba3(Mixer):
         )
         return gate, flow, phases
 
-    def _scan(self, flow: Flow, cache: Cache | None, segments: Tensor | None) -> Tensor:
-        """Return what is read [B, T, H, V], without the skip connection, and update the state in `cache`.
+    def _entering(self, x_BTHV: Tensor) -> Tensor:
+        """Return the values of every write [B, T, R, H, V]."""
+        if self.mimo_x is None:
+            return x_BTHV[:, :, None]
+        return x_BTHV[:, :, None] * self.mimo_x.to(x_BTHV.dtype).transpose(0, 1)
 
-        A token is written twice, at its own step and, decayed, at the next one. Both are one write at the next step,
-        and the token reads itself apart.
+    def _scan(self, flow: Flow, cache: Cache | None, segments: Tensor | None) -> Tensor:
+        """Return what is read [B, T, R, H, V], without the skip connection, and update the state in `cache`.
+
+        A token is written twice, at its own step and, decayed, at the next one. Both are one write for later tokens.
         """
-        state = None if cache is None else cache.tensors["state"]
-        if not self.config.trapezoid:
-            o, state = ssd(
-                flow.q, flow.k, _times(flow.x, flow.now), flow.log_decay, state_BHKV=state, segments=segments
-            )
-        else:
-            k, x, now = (_delayed(part, segments) for part in (flow.k, flow.x, flow.now))
-            if cache is not None:  # the state has the last token's first write
-                k[:, 0], x[:, 0] = cache.tensors["k"].to(k.dtype), cache.tensors["x"].to(x.dtype)
-            v = _times(x, flow.log_decay.exp() * (now + flow.later))
-            o, state = ssd(flow.q, k, v, flow.log_decay, state_BHKV=state, segments=segments)
-            o = o + _times(flow.x, flow.now * (flow.q * flow.k).sum(-1, dtype=flow.now.dtype))
+        v, state = self._entering(flow.x), None
         if cache is not None:
+            state = cache.tensors["state"]
+            if self.config.trapezoid:  # the last token's second write
+                last_BRHV = (self._entering(cache.tensors["x"][:, None]) * flow.later[:, :1, None, :, None])[:, 0]
+                added = cache.tensors["k"].to(state.dtype)[..., None] * last_BRHV.to(state.dtype)[..., None, :]
+                state = state + added.sum(1)
+        o, state = ssd_mimo(
+            flow.q, flow.k, v, flow.log_decay, (flow.now, flow.kept), state_BHKV=state, segments=segments
+        )
+        if cache is not None:
+            cache.tensors["state"].copy_(state)
             if self.config.trapezoid:
-                last_k, last_v = flow.k[:, -1], _times(flow.x, flow.now)[:, -1]
-                state = state + (last_k[..., None] * last_v[..., None, :]).to(state.dtype)
                 cache.tensors["k"].copy_(flow.k[:, -1])
                 cache.tensors["x"].copy_(flow.x[:, -1])
-            cache.tensors["state"].copy_(state)
         return o
 
-    def _finish(self, o: Tensor, flow: Flow, gate: Tensor) -> Tensor:
-        o = o + self.D.to(o.dtype)[:, None] * flow.x
-        return self.out_proj(o.flatten(2) * F.silu(gate))
+    def _finish(self, o: Tensor, flow: Flow, gate_BTX: Tensor) -> Tensor:
+        """Add the skip connection, gate every read, sum them, project."""
+        o = o + self.D.to(o.dtype)[:, None] * self._entering(flow.x)
+        gate = gate_BTX.view_as(flow.x)[:, :, None]
+        if self.mimo_z is None or self.mimo_o is None:
+            return self.out_proj((o * F.silu(gate)).flatten(2))
+        z, summed = (part.to(o.dtype).transpose(0, 1) for part in (self.mimo_z, self.mimo_o))
+        return self.out_proj((o * F.silu(gate * z) * summed).sum(2).flatten(2))
 
     def forward(self, x_BTD: Tensor, segments: Tensor | None = None) -> Tensor:
         """Mix; see `Mixer.forward`."""
@@ -184,7 +219,7 @@ class Mamba3(Mixer):
         if self.angles:
             tensors["phases"] = weight.new_zeros(batch, H, self.angles, dtype=exact_dtype(weight.device))
         if self.config.trapezoid:
-            tensors |= {"k": weight.new_zeros(batch, H, K), "x": weight.new_zeros(batch, H, V)}
+            tensors |= {"k": weight.new_zeros(batch, self.config.rank, H, K), "x": weight.new_zeros(batch, H, V)}
         return Cache(tensors=tensors)
 
     def step(self, x_B1D: Tensor, cache: Cache) -> Tensor:
@@ -203,24 +238,42 @@ class Mamba3(Mixer):
     def influence(self, x_BTD: Tensor) -> Influence:
         """Return C_t.B_s (lambda_s dt_s + (1 - lambda_{s+1}) dt_{s+1}) prod_{s<r<=t} decay_r, s < t, before x_s.
 
-        At s = t it is C_t.B_t lambda_t dt_t; the skip connection D is not part of it.
+        At s = t it is C_t.B_t lambda_t dt_t; the skip connection D is not part of it. With a rank above 1 every channel
+        has its own C and B: sums over reads and writes with the channel's weights mimo_o and mimo_x.
         """
         _, flow, _ = self._flow(x_BTD)
-        scores = influence(flow.q, flow.k, flow.log_decay)
-        then = flow.now + F.pad(flow.later, (0, 0, -1, 1))
+        (B, T, _, H, _), V = flow.q.shape, self.head_dim if self.config.rank > 1 else 1
+        own = torch.eye(T, dtype=torch.bool, device=x_BTD.device)
 
-        def factors(heads: slice) -> Tensor:
-            found = scores.factors(heads)
-            now_BHT, then_BHT = flow.now[:, :, heads].mT, then[:, :, heads].mT
-            own = torch.eye(found.shape[-1], dtype=torch.bool, device=found.device)
-            return found * torch.where(own, now_BHT[..., None, :], then_BHT[..., None, :])
+        def factors(parts: slice) -> Tensor:
+            channels = torch.arange(H * V, device=x_BTD.device)[parts]
+            heads = channels // V
+            q, k = (self._summed(x, weights, channels) for x, weights in ((flow.q, self.mimo_o), (flow.k, self.mimo_x)))
+            found = influence(q, k, flow.log_decay[:, :, heads]).whole()
+            now, kept = (x[:, :, heads].mT[..., None, :] for x in (flow.now, flow.kept))
+            return found * torch.where(own, now, kept)
 
-        return replace(scores, factors=factors)
+        return Influence(shape=(B, H * V, T), device=x_BTD.device, factors=factors)
+
+    def _summed(self, x_BTRHK: Tensor, weights: Tensor | None, channels: Tensor) -> Tensor:
+        """Return the sum over R with the weights [H, R, V] of some of H V channels, [B, T, channels, K]."""
+        if weights is None:
+            return x_BTRHK[:, :, 0, channels]
+        heads = channels // self.head_dim
+        chosen_RC = weights.transpose(0, 1).flatten(1)[:, channels].to(x_BTRHK.dtype)
+        return (x_BTRHK[:, :, :, heads] * chosen_RC[..., None]).sum(2)
 
     def mixed(self, x_BTD: Tensor) -> tuple[Tensor, Tensor]:
-        """Return x and the state space's output without its skip connection, [B, T, H, V]."""
+        """Return x and the state space's output without its skip connection, [B, T, H, V].
+
+        Of a rank above 1 by channel, [B, T, H V, 1]: reads summed with the weights mimo_o, without the gates.
+        """
         _, flow, _ = self._flow(x_BTD)
-        return flow.x, self._scan(flow, None, None)
+        o = self._scan(flow, None, None)
+        if self.mimo_o is None:
+            return flow.x, o[:, :, 0]
+        summed = (o * self.mimo_o.to(o.dtype).transpose(0, 1)).sum(2)
+        return flow.x.flatten(2)[..., None], summed.flatten(2)[..., None]
 
     def recipe(self) -> dict[str, ParameterRecipe]:
         """PyTorch's defaults for the projections, the last one shrunk with depth; gains, biases and D 1; dt as Mamba-2.
@@ -229,8 +282,11 @@ class Mamba3(Mixer):
         """
         bound, out_bound = self.layer.hidden**-0.5, (self.inner * self.layer.depth) ** -0.5
         ones = {name: ParameterRecipe(init=constant(1.0), decay=False) for name in ("B_gain", "C_gain", "D")}
+        shares = {"mimo_x": 1 / self.config.rank, "mimo_z": 1.0, "mimo_o": 1 / self.config.rank}
+        mimo = {name: ParameterRecipe(init=constant(start)) for name, start in shares.items()}
         return {
             **ones,
+            **(mimo if self.config.rank > 1 else {}),
             **{name: ParameterRecipe(init=constant(1.0)) for name in ("B_bias", "C_bias")},
             "in_proj.weight": ParameterRecipe(init=uniform(-bound, bound)),
             "dt_bias": ParameterRecipe(init=step_size_bias(), decay=False),
@@ -238,30 +294,21 @@ class Mamba3(Mixer):
         }
 
     def flops(self, length: int) -> float:
-        """Projections and the recurrence: decay 1, write 2 (a token's two writes are one), read 2, K V per head."""
+        """Projections and the recurrence: decay 1, and 2 for each of R writes (both of a token as one) and R reads."""
         weights = self.in_proj.weight.numel() + self.out_proj.weight.numel()
-        return length * (2.0 * weights + 5.0 * self.inner * self.config.state)
+        return length * (2.0 * weights + (1.0 + 4.0 * self.config.rank) * self.inner * self.config.state)
 
     def state_bytes(self, length: int) -> int:
         """The state, the phases, and the last token's B and x, whatever the length."""
         itemsize, K = self.in_proj.weight.element_size(), self.config.state
-        last = self.heads * K + self.inner if self.config.trapezoid else 0
+        last = self.config.rank * self.heads * K + self.inner if self.config.trapezoid else 0
         return self.inner * K * max(itemsize, 4) + self.heads * self.angles * 8 + last * itemsize
 
 
-def _rotate(x_BTHK: Tensor, cos_BTHA: Tensor, sin_BTHA: Tensor) -> Tensor:
-    """Rotate the first pairs of neighbouring channels, as many as there are angles."""
-    dims = 2 * cos_BTHA.shape[-1]
-    pairs, rest = x_BTHK[..., :dims].unflatten(-1, (-1, 2)), x_BTHK[..., dims:]
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate the first pairs of neighbouring channels of [B, T, R, H, K] by [B, T, 1, H, angles]."""
+    dims = 2 * cos.shape[-1]
+    pairs, rest = x[..., :dims].unflatten(-1, (-1, 2)), x[..., dims:]
     first, second = pairs.unbind(-1)
-    turned = torch.stack([first * cos_BTHA - second * sin_BTHA, first * sin_BTHA + second * cos_BTHA], dim=-1)
-    return torch.cat([turned.flatten(-2), rest.expand(*turned.shape[:3], -1)], dim=-1)
-
-
-def _delayed(x_BTH: Tensor, segments: Tensor | None) -> Tensor:
-    """Return [B, T, H, ...] delayed by one token, zero at the start of every sequence."""
-    return token_shift(x_BTH.flatten(2), segments).view_as(x_BTH)
-
-
-def _times(x_BTHV: Tensor, strength_BTH: Tensor) -> Tensor:
-    return (x_BTHV * strength_BTH[..., None]).to(x_BTHV.dtype)
+    turned = torch.stack([first * cos - second * sin, first * sin + second * cos], dim=-1)
+    return torch.cat([turned.flatten(-2), rest.expand(*turned.shape[:4], -1)], dim=-1)

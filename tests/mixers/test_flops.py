@@ -103,7 +103,7 @@ class Ops:
             (mamba_1, "selective_scan", self.selective_scan),
             (mamba_1, "ssd", self.ssd),
             (mamba_2, "ssd", self.ssd),
-            (mamba_3, "ssd", self.ssd),
+            (mamba_3, "ssd_mimo", self.ssd_mimo),
             (mlstm, "ssd", self.ssd),
             (rwkv_4, "wkv4", self.wkv4),
             (_rwkv_heads, "wkv6", self.wkv6),
@@ -173,6 +173,12 @@ class Ops:
         decay = DECAY if log_decay.any() else 0
         self.recurrence((decay + WRITE + READ) * state_of(k, v))
         return like(v, q, k, log_decay), None
+
+    def ssd_mimo(self, q, k, v, log_decay, strengths, **_):
+        # One decay of the state for all writes and reads of a token.
+        ranks = v.shape[2]
+        self.recurrence((DECAY + ranks * (WRITE + READ)) * state_of(k, v) // ranks)
+        return like(v, q, k, log_decay, *strengths), None
 
     def delta_rule(self, q, k, v, beta, log_decay, **_):
         recall, decay = READ, 0 if log_decay is None else DECAY
@@ -269,7 +275,7 @@ def test_every_block_family(backbone: str, monkeypatch):
         ("mamba-1", {"expand": 3, "dt_rank": 5, "conv_width": 3}),
         ("mamba-2", {"groups": 2, "heads": 4, "state": 24}),
         ("mamba-2 decay one", {"groups": 2, "heads": 4}),
-        ("mamba-3", {"heads": 4, "state": 24}),
+        ("mamba-3", {"heads": 4, "state": 24, "rank": 3}),
         ("rwkv-6", {"heads": 4, "mix_rank": 3, "decay_rank": 5}),
         ("rwkv-7", {"heads": 4, "decay_rank": 3, "rate_rank": 5, "value_rank": 6, "gate_rank": 7}),
         ("nsa", {"block": 8, "top": 4, "window": 24, "kv_heads": 1}),

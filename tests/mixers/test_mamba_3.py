@@ -31,37 +31,40 @@ def inputs(T: int = 30) -> Tensor:
 
 def by_token(mixer: Mamba3, u: Tensor) -> Tensor:
     """The recurrence as the official step has it: every head with its own state and phases, one token at a time."""
-    H, K, V, A = mixer.heads, mixer.config.state, mixer.head_dim, mixer.angles
+    H, K, V, A, R = mixer.heads, mixer.config.state, mixer.head_dim, mixer.angles, mixer.config.rank
     z, x, B, C, dt, rate, share, angle = (u @ mixer.in_proj.weight.T).split(mixer.in_proj.sizes, dim=-1)
     dt = F.softplus(dt + mixer.dt_bias)
     rate = F.softplus(rate) if mixer.config.rate == "softplus" else torch.where(rate >= 0, 1 + rate, 1 / (1 - rate))
     share = torch.sigmoid(share) if mixer.config.trapezoid else torch.ones_like(dt)
+    B, C = (part.unflatten(-1, (R, K)) for part in (B, C))
     B, C = (
-        (part * torch.rsqrt(part.square().mean(-1, keepdim=True) + 1e-5) * gain)[:, :, None] + bias
+        (part * torch.rsqrt(part.square().mean(-1, keepdim=True) + 1e-5) * gain)[:, :, None] + bias.view(H, R, K)
         for part, gain, bias in ((B, mixer.B_gain, mixer.B_bias), (C, mixer.C_gain, mixer.C_bias))
     )
-    x, phase = x.unflatten(-1, (H, V)), u.new_zeros(len(u), H, A)
+    ones = u.new_ones(H, R, V)
+    entering, gating, leaving = (ones, ones, ones) if R == 1 else (mixer.mimo_x, mixer.mimo_z, mixer.mimo_o)
+    x, z, phase = x.unflatten(-1, (H, 1, V)), z.unflatten(-1, (H, 1, V)), u.new_zeros(len(u), H, 1, A)
     state, before, outputs = u.new_zeros(len(u), H, V, K), u.new_zeros(len(u), H, V, K), []
     for t in range(u.shape[1]):
-        phase = phase + dt[:, t, :, None] * torch.tanh(angle[:, t, None]) * math.pi
+        phase = phase + dt[:, t, :, None, None] * torch.tanh(angle[:, t, None, None]) * math.pi
         turn = torch.polar(torch.ones_like(phase), phase)
 
         def rotated(part: Tensor, turn: Tensor = turn) -> Tensor:
             pairs = torch.view_as_complex(part[..., : 2 * A].unflatten(-1, (A, 2)).contiguous())
             return torch.cat([torch.view_as_real(pairs * turn).flatten(-2), part[..., 2 * A :]], dim=-1)
 
-        write = x[:, t, :, :, None] * rotated(B[:, t])[:, :, None]
+        v = x[:, t] * entering  # [B, H, R, V]
+        write = torch.einsum("bhrv,bhrk->bhvk", v, rotated(B[:, t]))
         step, decay = dt[:, t, :, None, None], torch.exp(-rate[:, t] * dt[:, t])[..., None, None]
         own = share[:, t, :, None, None]
         state = decay * state + (1 - own) * step * decay * before + own * step * write
         before = write
-        read = (state * rotated(C[:, t])[:, :, None]).sum(-1)
-        outputs.append(read + mixer.D[:, None] * x[:, t])
-    y = torch.stack(outputs, dim=1).flatten(2) * F.silu(z)
-    return y @ mixer.out_proj.weight.T
+        read = torch.einsum("bhvk,bhrk->bhrv", state, rotated(C[:, t])) + mixer.D[:, None, None] * v
+        outputs.append((read * F.silu(z[:, t] * gating) * leaving).sum(2))
+    return torch.stack(outputs, dim=1).flatten(2) @ mixer.out_proj.weight.T
 
 
-@pytest.mark.parametrize("options", [{}, {"rate": "heavy tail"}, {"trapezoid": False}, {"rotation": 1.0}])
+@pytest.mark.parametrize("options", [{}, {"rate": "heavy tail"}, {"trapezoid": False}, {"rotation": 1.0}, {"rank": 3}])
 def test_equals_the_recurrence(options: dict):
     mixer, u = build(**options), inputs()
     torch.testing.assert_close(mixer(u), by_token(mixer, u), rtol=1e-10, atol=1e-10)
@@ -80,9 +83,27 @@ def test_without_its_additions_it_is_mamba_2():
     raw = torch.randn(2, 30, 2, generator=torch.Generator().manual_seed(5)).double()
     dt = F.softplus(raw)
     expected, _ = plain._scan((flow.x.flatten(2), k.flatten(2), q.flatten(2)), raw, None, None)
-    given = {"q": q.expand(-1, -1, 2, -1), "k": k.expand(-1, -1, 2, -1), "log_decay": -math.exp(0.5) * dt, "now": dt}
+    q, k = (part[:, :, None].expand(-1, -1, 1, 2, -1) for part in (q, k))
+    given = {"q": q, "k": k, "log_decay": -math.exp(0.5) * dt, "now": dt}
     found = mixer._scan(type(flow)(x=flow.x, later=0 * dt, **given), None, None)
     torch.testing.assert_close(found.flatten(2), expected, rtol=1e-10, atol=1e-10)
+
+
+def test_a_rank_that_neither_enters_nor_leaves_is_none():
+    """MIMO of rank 2 whose second write and read have the weight 0 is the plain form with the weights of the first."""
+    wide, plain, u = build(rank=2), build(), inputs()
+    with torch.no_grad():
+        for weights in (wide.mimo_x, wide.mimo_z, wide.mimo_o):
+            weights[:, 0], weights[:, 1] = 1.0, 0.0
+        own = dict(plain.named_parameters())
+        for name, parameter in wide.named_parameters():
+            if name in ("B_bias", "C_bias"):
+                own[name].copy_(parameter[:, 0])
+            elif name in own and name != "in_proj.weight":
+                own[name].copy_(parameter)
+        z, x, B, C, *rest = wide.in_proj.weight.split(wide.in_proj.sizes)
+        plain.in_proj.weight.copy_(torch.cat([z, x, B[:8], C[:8], *rest]))
+    torch.testing.assert_close(wide(u), plain(u), rtol=1e-10, atol=1e-10)
 
 
 def test_phases_of_a_long_text_keep_their_digits():
@@ -103,4 +124,11 @@ def test_published_size():
     mixer = model.blocks[0].mixer
     assert (mixer.heads, mixer.head_dim, mixer.angles) == (24, 64, 32)
     projections = 768 * (2 * 1536 + 2 * 128 + 3 * 24 + 32) + 1536 * 768
-    assert sum(p.numel() for p in mixer.parameters()) == projections + 2 * 24 * 128 + 2 * 128 + 2 * 24
+    plain = projections + 2 * 24 * 128 + 2 * 128 + 2 * 24
+    assert sum(p.numel() for p in mixer.parameters()) == plain
+    with torch.device("meta"):
+        mimo = LanguageModel(model_config("mamba-3 mimo", hidden=768, vocab=32_000))
+    further = 2 * 3 * 128 * 768 + 2 * 3 * 24 * 128 + 3 * 4 * 1536  # B and C, their biases, mimo_x, mimo_z, mimo_o
+    assert sum(p.numel() for p in mimo.blocks[0].mixer.parameters()) == plain + further
+    # The narrower SwiGLU gives back what the further B and C take.
+    assert mimo.parameters_count() - model.parameters_count() == 12 * (further - 768**2)

@@ -89,7 +89,10 @@ LONG = (
 
 MAMBA_1 = f"{COMMIT}: mamba_ssm/modules/mamba_simple.py, mamba_ssm/models/mixer_seq_simple.py"
 MAMBA_2 = f"{COMMIT}: mamba_ssm/modules/mamba2.py, mamba_ssm/models/mixer_seq_simple.py"
-MAMBA_3 = f"{COMMIT}: mamba_ssm/modules/mamba3.py, tests/ops/triton/test_mamba3_siso.py"
+MAMBA_3 = (
+    f"{COMMIT}: mamba_ssm/modules/mamba3.py, tests/ops/triton/test_mamba3_siso.py, "
+    "tests/ops/tilelang/test_mamba3_mimo.py"
+)
 GLOBAL = (
     "ZetangForward/Global_Mamba@859b5695e7a05d880371d70fb10da6bba699afb0: models/custom_mamba_v3_fast_dev.py, "
     "models/modules/longconv.py, models/configuration_mamba.py, src/train_dev2.py"
@@ -143,6 +146,10 @@ TABLES = {
     "mamba-2 decay none": two(*CONVOLUTION, GAIN),
     "mamba-2 decay none w/o conv": two(GAIN),
     "mamba-3": Table(source=MAMBA_3, rows=THREE),
+    "mamba-3 mimo": Table(
+        source=MAMBA_3,
+        rows=(*THREE, Row(r"mixer\.mimo_[xo]", Exactly(0.25)), Row(r"mixer\.mimo_z", ONES)),
+    ),
     "mamba-3 w/o rotation": Table(source=MAMBA_3, rows=THREE),
     "mamba-3 w/o trapezoid": Table(source=MAMBA_3, rows=THREE),
     "mamba-3 heavy tail": Table(source=MAMBA_3, rows=THREE),
