@@ -86,7 +86,7 @@ def measure(name: str, rows: int, device: torch.device) -> list[Row]:
     launched = LaunchedStep(model, optimiser, config, layout, placement)
     found: list[Row] = []
     for graphs in (False, True):
-        step = graphed(launched, config, placement, print) if graphs else None
+        step = graphed(launched, config, placement) if graphs else None
         if graphs and step is None:
             break
         if device.type == "cuda":

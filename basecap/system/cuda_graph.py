@@ -12,6 +12,8 @@ Result = TypeVar("Result")
 
 #: Runs before the capture: they compile, tune and allocate.
 WARM_UP = 3
+#: Graphs whose capture failed: PyTorch's allocator of host memory still asks them whether they capture.
+_FAILED: list[torch.cuda.CUDAGraph] = []
 
 
 def captured(run: Callable[[], object], times: int = 1) -> Callable[[], None]:
@@ -71,22 +73,29 @@ class GraphPool:
         captured; the GPU can be used as before then.
         """
         stream, graph = torch.cuda.current_stream(), torch.cuda.CUDAGraph()
-        failure: Exception | None = None
+        errors: list[Exception] = []
         try:
             with torch.cuda.graph(graph, pool=self._pool):
                 try:
                     run()
                 except Exception as error:
-                    failure = error
+                    errors.append(error)
                     raise
-        except BaseException:  # PyTorch leaves its stream and its memory to the capture
+        except BaseException:
             torch.cuda.set_stream(stream)
-            with contextlib.suppress(RuntimeError):
-                torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), self._pool)
-            if failure is not None:
-                raise failure  # noqa: B904 - ending the capture fails too, and does not say why
+            self._leave(graph)
+            if errors:  # ending the capture fails too, and does not say why
+                raise errors.pop() from None
             raise
         return graph.replay
+
+    def _leave(self, graph: torch.cuda.CUDAGraph) -> None:
+        """Take the memory from a capture that failed, which PyTorch does not do."""
+        device = torch.cuda.current_device()
+        with contextlib.suppress(RuntimeError):  # the capture ended, and its graph returns the memory
+            torch._C._cuda_endAllocateToPool(device, self._pool)
+            torch._C._cuda_releasePool(device, self._pool)
+            _FAILED.append(graph)
 
 
 @contextlib.contextmanager

@@ -55,25 +55,22 @@ class _Graphs(NamedTuple):
 
 
 class GraphedStep(TrainingStep):
-    """A step that is replayed from graphs for each shape of a batch, once `WARM_UP` steps of that shape are taken."""
+    """A step that is replayed from graphs for each shape of a batch, once `WARM_UP` steps of that shape are taken.
 
-    def __init__(
-        self,
-        step: LaunchedStep,
-        *,
-        insist: bool,
-        log: Callable[[str], None],
-        pool: Callable[[], Pool] = GraphPool,
-    ):
+    Attributes:
+        log: called with a sentence if the step is not captured.
+    """
+
+    def __init__(self, step: LaunchedStep, *, insist: bool, pool: Callable[[], Pool] = GraphPool):
         """Take the step.
 
         Args:
             step: what is captured.
             insist: raise ConfigError where the step cannot be captured, and do not ask for room; else go on without.
-            log: called with a sentence if the step is not captured.
             pool: makes what captures graphs.
         """
-        self._step, self._insist, self._log, self._new_pool = step, insist, log, pool
+        self.log: Callable[[str], None] = lambda words: None
+        self._step, self._insist, self._new_pool = step, insist, pool
         self._parameters = list(step.model.parameters())
         self._updates = can_be_captured(step.optimiser)
         if self._updates:
@@ -170,13 +167,11 @@ class GraphedStep(TrainingStep):
     def _give_up(self, reason: str) -> None:
         self._refused = reason
         self.forget()
-        self._log(f"steps are not CUDA graphs: {reason}.")
+        self.log(f"steps are not CUDA graphs: {reason}.")
 
 
-def graphed(
-    step: LaunchedStep, config: TrainConfig, placement: DevicePlacement, log: Callable[[str], None]
-) -> GraphedStep | None:
+def graphed(step: LaunchedStep, config: TrainConfig, placement: DevicePlacement) -> GraphedStep | None:
     """Return the step as CUDA graphs where `train.cuda_graphs` asks for them: on a GPU that one process trains on."""
     if config.cuda_graphs is False or placement.device.type != "cuda" or placement.processes.world > 1:
         return None
-    return GraphedStep(step, insist=config.cuda_graphs is True, log=log)
+    return GraphedStep(step, insist=config.cuda_graphs is True)

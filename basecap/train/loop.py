@@ -88,7 +88,7 @@ class Trainer:
         self.optimiser = build_optimiser(model, model.recipe(), config)
         self.average = None if config.average is None else WeightAverage(model, config.average, self.layout.local)
         launched = LaunchedStep(self.model, self.optimiser, config, self.layout, placement)
-        self.graphs = graphed(launched, config, placement, lambda words: self._log(words))
+        self.graphs = graphed(launched, config, placement)
         self.step = self.graphs or launched
         self._saved_step, self._saved_time = 0, time.monotonic()
         self._moved = ""
@@ -129,6 +129,8 @@ class Trainer:
         """
         timetable = self.trunk
         self._log = lambda words: log(f"{label}: {words}")
+        if self.graphs is not None:
+            self.graphs.log = self._log
         with self.wall.part("start"):
             done = self._resume(self._log)
         self._log_warmup(done)

@@ -29,23 +29,25 @@ def test_a_step_is_measured_on_a_gpu(study, tmp_path):
     assert torch.cuda.memory_allocated(device) < found.memory
 
 
-def test_the_second_step_is_timed(study, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("graphs", "memory"), [(False, 3 * GIB), ("auto", 5 * GIB)])
+def test_the_second_step_is_timed_and_graphs_keep_its_memory(graphs, memory, study, tmp_path, monkeypatch):
     steps = []
     monkeypatch.setattr(sharing, "training_step", lambda *arguments: steps.append(arguments))
     monkeypatch.setattr(sharing, "matrix_rate", lambda device: 1e12)
     monkeypatch.setattr(sharing.time, "perf_counter", iter([0.0, 50.0, 50.0, 50.5]).__next__)
     card = SimpleNamespace(total_memory=80 * GIB)
-    for name, value in (("max_memory_allocated", 3 * GIB), ("get_device_properties", card)):
+    held = {"max_memory_allocated": 3 * GIB, "memory_allocated": GIB, "get_device_properties": card}
+    for name, value in held.items():
         monkeypatch.setattr(torch.cuda, name, lambda device, value=value: value)
     for name in ("reset_peak_memory_stats", "synchronize"):
         monkeypatch.setattr(torch.cuda, name, lambda device: None)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
-    run = first_run(study, tmp_path)
+    run = first_run(study | {"train": study["train"] | {"cuda_graphs": graphs}}, tmp_path)
     monkeypatch.setattr(
         sharing, "costs", lambda runs: [SimpleNamespace(flops=3e11 * run.timetable.steps, steps=run.timetable.steps)]
     )
     found = sharing.measure(run, torch.device("cpu"))
-    assert len(steps) == 2 and (found.memory, found.total) == (3 * GIB, 80 * GIB)
+    assert len(steps) == 2 and (found.memory, found.total) == (memory, 80 * GIB)
     assert found.share == pytest.approx(0.6)  # 3e11 operations in half a second of 1e12 a second
 
 

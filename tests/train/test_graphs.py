@@ -40,9 +40,7 @@ def prepared(path, wanted: bool | str, name: str = "transformer++", stream=None,
     for group in trainer.optimiser.param_groups:
         group.update({"fused": True} if "fused" in group else {})
     if wanted:
-        trainer.graphs = GraphedStep(
-            trainer.step, insist=wanted is True, log=lambda words: trainer._log(words), pool=RecordedPool
-        )
+        trainer.graphs = GraphedStep(trainer.step, insist=wanted is True, pool=RecordedPool)
         trainer.step = trainer.graphs
     return trainer
 
@@ -164,7 +162,7 @@ def test_a_loss_that_is_not_finite_changes_no_weight_and_names_the_module(tmp_pa
 def test_where_graphs_are_asked_for(value, device, world, asked, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(graphs, "GraphedStep", lambda step, **given: given["insist"])
     placement = DevicePlacement(device=torch.device(device), processes=Processes(world=world), bf16=False)
-    found = graphs.graphed(None, config(cuda_graphs=value), placement, print)
+    found = graphs.graphed(None, config(cuda_graphs=value), placement)
     assert found == ((value is True) if asked else None)
 
 
