@@ -35,13 +35,16 @@ class LayerSpec:
 class ParameterRecipe:
     """How a parameter is initialised and trained: in-place initialiser, learning-rate factor, weight decay or not.
 
-    `matrix` says whether Muon trains it, where a study asks for that; None: if it is the weight of a Linear layer.
+    `decay` is False for gains, biases, decay rates and the like, which `train.other_weight_decay` is for. `matrix` says
+    whether Muon trains it, where a study asks for that; None: if it is the weight of a Linear layer. `embedding` says
+    whether `train.embedding_weight_decay` is for it; None: if it is the weight of an Embedding layer.
     """
 
     init: Initialiser
     lr: float = 1.0
     decay: bool = True
     matrix: bool | None = None
+    embedding: bool | None = None
 
 
 @dataclass(frozen=True)

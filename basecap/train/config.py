@@ -90,6 +90,8 @@ class TrainSection(BaseModel):
     betas: tuple[Beta, Beta] = Field((0.9, 0.95), description="decay rates of Adam's moments")
     eps: Number = Field(1e-8, gt=0, description="Adam's epsilon, the same for all architectures")
     weight_decay: Number = Field(0.1, ge=0, description="decoupled weight decay, on matrices (our choice)")
+    embedding_weight_decay: Number | None = Field(None, ge=0, description="of embeddings (default: weight_decay)")
+    other_weight_decay: Number = Field(0.0, ge=0, description="of gains, biases and what else recipes leave without")
     clip: Number = Field(1.0, gt=0, description="maximum gradient norm (our choice), or value, see clip_by")
     clip_by: Literal["norm", "value"] = Field(
         "norm", description="whether clip limits the norm of all gradients together, or the value of each"

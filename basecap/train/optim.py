@@ -1,4 +1,4 @@
-"""AdamW with a group per learning-rate factor and weight decay of the recipes; or Muon for matrices, AdamW."""
+"""AdamW with a group per learning-rate factor and weight decay, by the recipes; or Muon for matrices, AdamW."""
 
 import contextlib
 import math
@@ -42,7 +42,7 @@ def build_optimiser(
     matrices = hidden_matrices(model, recipes, config)
     given = dict(model.named_parameters())
     rest = torch.optim.AdamW(
-        _groups({name: x for name, x in given.items() if name not in matrices}, recipes, config),
+        _groups(model, {name: x for name, x in given.items() if name not in matrices}, recipes, config),
         lr=config.lr,
         betas=config.betas,
         eps=config.eps,
@@ -52,7 +52,7 @@ def build_optimiser(
         return rest
     own = {name: x for name, x in given.items() if name in matrices}
     # Its updates get the size of AdamW's (arXiv 2502.16982, section 2.2): learning rates and weight decays carry over.
-    muon = torch.optim.Muon(_groups(own, recipes, config), lr=config.lr, adjust_lr_fn="match_rms_adamw")
+    muon = torch.optim.Muon(_groups(model, own, recipes, config), lr=config.lr, adjust_lr_fn="match_rms_adamw")
     return MuonAndAdamW(muon, rest)
 
 
@@ -102,15 +102,30 @@ def moments_count(model: LanguageModel, config: TrainConfig) -> int:
 
 
 def _groups(
-    parameters: Mapping[str, nn.Parameter], recipes: Mapping[str, ParameterRecipe], config: TrainConfig
+    model: LanguageModel,
+    parameters: Mapping[str, nn.Parameter],
+    recipes: Mapping[str, ParameterRecipe],
+    config: TrainConfig,
 ) -> list[dict[str, Any]]:
-    groups: dict[tuple[float, bool], list[nn.Parameter]] = defaultdict(list)
+    embeddings = {f"{prefix}.weight" for prefix, module in model.named_modules() if isinstance(module, nn.Embedding)}
+    groups: dict[tuple[float, bool, float], list[nn.Parameter]] = defaultdict(list)
     for name, parameter in parameters.items():
-        groups[recipes[name].lr, recipes[name].decay].append(parameter)
+        recipe = recipes[name]
+        decay = _weight_decay(recipe, name in embeddings, config)
+        groups[recipe.lr, recipe.decay, decay].append(parameter)
     return [
-        {"params": members, "factor": factor, "weight_decay": config.weight_decay if decay else 0.0}
-        for (factor, decay), members in sorted(groups.items(), key=lambda item: item[0])
+        {"params": members, "factor": factor, "weight_decay": decay}
+        for (factor, _, decay), members in sorted(groups.items(), key=lambda item: item[0])
     ]
+
+
+def _weight_decay(recipe: ParameterRecipe, is_embedding: bool, config: TrainConfig) -> float:
+    """Return the weight decay of a parameter, `is_embedding` where its recipe does not say."""
+    if not recipe.decay:
+        return config.other_weight_decay
+    if config.embedding_weight_decay is not None and (is_embedding if recipe.embedding is None else recipe.embedding):
+        return config.embedding_weight_decay
+    return config.weight_decay
 
 
 def clip_gradients(model: nn.Module, config: TrainConfig) -> Tensor:

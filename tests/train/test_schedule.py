@@ -65,6 +65,27 @@ def test_groups_follow_the_recipes():
     assert found == {(0.5, 0.3), (0.5, 0.0), (1.0, 0.3)}
 
 
+def test_embeddings_gains_and_biases_may_have_a_weight_decay_of_their_own():
+    parts = {"tokens": torch.nn.Embedding(4, 2), "table": torch.nn.Linear(2, 2), "plain": torch.nn.Embedding(2, 2)}
+    model, one = torch.nn.ModuleDict(parts), constant(0.0)
+    recipes = {
+        "tokens.weight": ParameterRecipe(init=one),
+        "table.weight": ParameterRecipe(init=one, embedding=True),
+        "table.bias": ParameterRecipe(init=one, decay=False),
+        "plain.weight": ParameterRecipe(init=one, embedding=False),
+    }
+
+    def decays(**options: float) -> list[tuple[float, list[str]]]:
+        optimiser = build_optimiser(model, recipes, TrainConfig(tokens=1, weight_decay=0.3, **options))
+        names = {id(parameter): name for name, parameter in model.named_parameters()}
+        return [(group["weight_decay"], [names[id(p)] for p in group["params"]]) for group in optimiser.param_groups]
+
+    matrices, other = ["tokens.weight", "table.weight", "plain.weight"], ["table.bias"]
+    assert decays() == [(0.0, other), (0.3, matrices)]
+    assert decays(other_weight_decay=0.3, embedding_weight_decay=0.3) == [(0.3, other), (0.3, matrices)]
+    assert decays(embedding_weight_decay=0.0) == [(0.0, other), (0.0, matrices[:2]), (0.3, matrices[2:])]
+
+
 def test_a_parameter_without_recipe_is_refused():
     with pytest.raises(KeyError, match="weight"):
         build_optimiser(torch.nn.Linear(2, 2), {}, TrainConfig(tokens=1))
