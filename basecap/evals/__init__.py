@@ -3,6 +3,7 @@
 from basecap.evals._contract import (
     EVALUATIONS,
     Context,
+    Decoding,
     Evaluation,
     EvaluationConfig,
     Measurement,
@@ -16,6 +17,7 @@ from basecap.evals._passes import padded_lengths, token_losses
 __all__ = [
     "EVALUATIONS",
     "Context",
+    "Decoding",
     "Evaluation",
     "EvaluationConfig",
     "Measurement",

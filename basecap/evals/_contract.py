@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Generic, Literal, TypeVar, get_args
+from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar, get_args
 
 import numpy as np
 import torch
@@ -72,6 +72,20 @@ class Outcome:
     samples: Mapping[tuple[str, Any], np.ndarray] = field(default_factory=dict)
 
 
+class Decoding(NamedTuple):
+    """What is in memory while a model writes text.
+
+    Attributes:
+        sequences: whose decoding states are held.
+        length: tokens of the longest of them.
+        read: tokens of prompts that are read at once.
+    """
+
+    sequences: int
+    length: int
+    read: int
+
+
 class Evaluation(ABC, Generic[W]):
     """Base class of evaluations. Subclasses set `Config` and define `run`; the decorator sets `declaration`."""
 
@@ -100,6 +114,10 @@ class Evaluation(ABC, Generic[W]):
 
     def most_tokens(self, length: int) -> int | None:
         """Return `tokens_read`, or more, where it does not depend on data, for a plan before data is prepared."""
+        return None
+
+    def decoding(self, model: LanguageModel) -> Decoding | None:
+        """Return what is in memory while `model`, which may have no memory itself, writes text; None if it does not."""
         return None
 
     def missing(self) -> Sequence[str]:

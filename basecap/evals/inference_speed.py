@@ -7,7 +7,7 @@ from pydantic import Field
 
 from basecap.data.config import Count
 from basecap.data.workload import Workload
-from basecap.evals._contract import Context, Evaluation, EvaluationConfig, Measurement, Outcome, evaluation
+from basecap.evals._contract import Context, Decoding, Evaluation, EvaluationConfig, Measurement, Outcome, evaluation
 from basecap.evals._deployed import deployed, refuse_positions
 from basecap.models.decoding_speed import Load, time_decoding
 from basecap.models.generate import generate
@@ -85,6 +85,11 @@ class InferenceSpeed(Evaluation[Workload]):
         load = self._checked(model)
         prompts = torch.zeros(load.batch, load.prompt, dtype=torch.int64, device=context.device)
         generate(deployed(model, context), prompts, 2, rows=load.rows)
+
+    def decoding(self, model: LanguageModel) -> Decoding:
+        """Return what is in memory while it reads and writes."""
+        load = self._load(model.config.max_length)
+        return Decoding(sequences=load.batch, length=load.length, read=(load.rows or load.batch) * load.prompt)
 
     def _load(self, length: int) -> Load:
         """Return what models of `length` tokens read and write."""

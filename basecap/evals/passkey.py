@@ -14,7 +14,15 @@ from basecap.data.config import Count
 from basecap.data.tokenizer import Tokenizer
 from basecap.errors import DataError
 from basecap.evals import _needles
-from basecap.evals._contract import Context, EvaluationConfig, Measurement, Outcome, SharedEvaluation, evaluation
+from basecap.evals._contract import (
+    Context,
+    Decoding,
+    EvaluationConfig,
+    Measurement,
+    Outcome,
+    SharedEvaluation,
+    evaluation,
+)
 from basecap.evals._deployed import deployed, refuse_positions
 from basecap.evals._needles import Dialect, Prompts, Sample
 from basecap.evals._statistics import answers_error
@@ -131,7 +139,13 @@ class PasskeyRetrieval(SharedEvaluation[PreparedData]):
         self._refuse_positions(model, context.data.tokenizer)
         longest = max(self._lengths(model.config.max_length))
         prompts = torch.zeros(self.config.batch, longest - 1, dtype=torch.int64, device=context.device)
-        generate(deployed(model, context), prompts, 2, rows=self._rows(longest))
+        generate(deployed(model, context), prompts, 2, rows=self._rows(model, longest))
+
+    def decoding(self, model: LanguageModel) -> Decoding:
+        """Return what is in memory at the longest prompts."""
+        longest = max(self._lengths(model.config.max_length))
+        read = self._rows(model, longest) * model.reads(longest)
+        return Decoding(sequences=self.config.batch, length=longest, read=read)
 
     def _lengths(self, longest: int) -> Sequence[int]:
         """Return the lengths for models of `longest` tokens; raises DataError if there are none."""
@@ -152,9 +166,9 @@ class PasskeyRetrieval(SharedEvaluation[PreparedData]):
         c = self.config
         return Prompts(dialect=c.dialect, tokenizer=tokenizer, answer=c.answer, depths=c.depths)
 
-    def _rows(self, length: int) -> int:
+    def _rows(self, model: LanguageModel, length: int) -> int:
         """Return how many prompts are read at once."""
-        return max(1, min(self.config.batch, self.config.tokens_per_batch // length))
+        return max(1, min(self.config.batch, self.config.tokens_per_batch // model.reads(length)))
 
     def _refuse_positions(self, model: LanguageModel, tokenizer: Tokenizer) -> None:
         """Raise ConfigError if the model has parameters for each position, and fewer than it has to read."""
@@ -177,7 +191,7 @@ class PasskeyRetrieval(SharedEvaluation[PreparedData]):
         for part in _batches(samples, c.batch):
             found = partial(_found, context.data.tokenizer, [samples[index].number for index in part])
             tokens = np.stack([samples[index].tokens for index in part]).astype(np.int64)
-            prompts, rows = torch.from_numpy(tokens).to(context.device), self._rows(tokens.shape[1])
+            prompts, rows = torch.from_numpy(tokens).to(context.device), self._rows(model, tokens.shape[1])
             right[part] = found(generate(model, prompts, c.answer, stop=partial(_all_found, found), rows=rows))
             done += len(part)
             context.note(

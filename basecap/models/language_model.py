@@ -20,6 +20,9 @@ from basecap.ops.linear_cross_entropy import linear_cross_entropy
 
 Caches = list[BlockCache]
 
+#: Tokens of each prompt that a model which declares `continues` reads at once: more would only take memory.
+PIECE = 16_384
+
 #: Maximum number of compiled versions of a block: one per kind of layer and sequence length.
 MOST_VERSIONS = 64
 
@@ -55,6 +58,7 @@ class LanguageModel(nn.Module):
         self._few_shapes_losses: Callable[..., Tensor] = _token_losses
         self.compiled = False
         self._block_prefills: list[Callable[..., Stream]] = [block.prefill for block in self._blocks]
+        self._whole_prompts = not self.continues
         self._block_steps: list[Callable[..., Stream]] = [block.step for block in self._blocks]
         self._prompt_logits: Callable[..., Tensor] = self._last_logits
         self._next_logits: Callable[..., Tensor] = self._last_logits
@@ -86,9 +90,11 @@ class LanguageModel(nn.Module):
     def compile_prefill(self) -> None:
         """Compile `prefill`: norms, token shifts, rotations and sums are fused, and equal blocks share their code.
 
-        The code works for one length of prompts, batch size and cache capacity; others are compiled again.
+        The code works for one length of prompts, batch size and cache capacity; others are compiled again. Prompts are
+        then read whole.
         """
         _reset_compiler()
+        self._whole_prompts = True
         self._block_prefills = [torch.compile(block.prefill, dynamic=False) for block in self._blocks]
         self._prompt_logits = torch.compile(self._last_logits, dynamic=False)
 
@@ -192,7 +198,8 @@ class LanguageModel(nn.Module):
     def prefill(self, tokens_BT: Tensor, caches: Caches, *, hidden: bool = False) -> Tensor:
         """Read a prompt, int64 [B, T], into empty `caches`; return the logits of the token after it [B, vocab].
 
-        With `hidden` the normalised activations [B, D] that the head reads are returned instead. What `prefill` and
+        A model that `continues` reads a long prompt in pieces, see `reads`, so that memory does not grow with it. With
+        `hidden` the normalised activations [B, D] that the head reads are returned instead. What `prefill` and
         `step` return has no gradient.
 
         Raises:
@@ -201,8 +208,13 @@ class LanguageModel(nn.Module):
         seen = caches[0].mixer.length
         if seen:
             raise ConfigError(f"the caches have seen {seen} tokens; prefill new ones, or continue with step.")
-        x, added = _through(self._block_prefills, self._embed(tokens_BT), caches)
+        for piece_BT in tokens_BT.split(max(1, self.reads(tokens_BT.shape[1])), dim=1):
+            x, added = _through(self._block_prefills, self._embed(piece_BT), caches)
         return self._last_hidden(x, added) if hidden else self._prompt_logits(x, added)
+
+    def reads(self, length: int) -> int:
+        """Return how many tokens of a prompt of `length` tokens are read at once, whose activations are in memory."""
+        return length if self._whole_prompts else min(length, PIECE)
 
     @torch.no_grad()
     def prefill_each(self, prompts: Sequence[Tensor], caches: Caches, *, hidden: bool = False) -> Tensor:

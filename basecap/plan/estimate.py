@@ -11,7 +11,7 @@ from torch import Tensor
 
 from basecap.data import find_prepared
 from basecap.evals import Evaluation
-from basecap.plan.evaluation_work import evaluation_shares, evaluation_work, works
+from basecap.plan.evaluation_work import decoding_memory, evaluation_shares, evaluation_work, works
 from basecap.plan.maturity import maturity_warnings
 from basecap.plan.needs import little_disk
 from basecap.plan.prospects import cut_patterns, prospects, short_runs
@@ -208,6 +208,7 @@ def _evaluations(plan: Plan, rows: list[dict[str, Any]], workloads: Workloads) -
         *itertools.chain(*moved),
         *evaluation_work(runs, evaluations, workloads),
         *itertools.chain(*(_long(found, runs, rows, workloads) for found in evaluations)),
+        *decoding_memory(runs, evaluations),
     ]
 
 

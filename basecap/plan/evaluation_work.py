@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from basecap.evals import Evaluation
+from basecap.models.language_model import outline
 from basecap.plan.checks import faults_of
 from basecap.plan.runs import RunSpec
 from basecap.plan.workloads import Workloads
@@ -49,6 +50,31 @@ def heavy_work(runs: Sequence[RunSpec], evaluations: Sequence[Evaluation], workl
     """Return the sentences of `evaluation_work` on heavy evaluations."""
     most = [(evaluation, _most_work(runs, evaluation, workloads)) for evaluation in evaluations]
     return [_sentence(evaluation, work) for evaluation, work in most if work is not None and work.heavy]
+
+
+def decoding_memory(runs: Sequence[RunSpec], evaluations: Sequence[Evaluation]) -> list[str]:
+    """Return a sentence on the memory of each evaluation that lets models write: states, and tokens read at once."""
+    sentences = []
+    models = {run.architecture: outline(run.model) for run in runs}
+    for evaluation in evaluations:
+        with faults_of(evaluation):
+            found = {name: evaluation.decoding(model) for name, model in models.items()}
+        states = {
+            name: (one.sequences * models[name].state_bytes(one.length), one) for name, one in found.items() if one
+        }
+        if not states:
+            continue
+        name, (size, most) = max(states.items(), key=lambda item: item[1][0])
+        reading: dict[int, list[str]] = {}
+        for other, (_, one) in states.items():
+            reading.setdefault(one.read, []).append(other)
+        listed = "; ".join(f"{read:,} by {', '.join(names)}" for read, names in sorted(reading.items()))
+        sentences.append(
+            f"Memory of {evaluation.declaration.name}: {most.sequences} decoding state"
+            f"{'' if most.sequences == 1 else 's'} of {most.length:,} tokens take up to {size / 2**30:.3g} GiB in fp32 "
+            f"({name}). Beside them are the activations of the tokens that are read at once: {listed}."
+        )
+    return sentences
 
 
 def evaluation_shares(runs: Sequence[RunSpec], evaluations: Sequence[Evaluation], workloads: Workloads) -> list[float]:

@@ -42,6 +42,28 @@ def test_a_mixed_model_decodes_as_it_prefills(backbone: str, pattern: list[str])
 
 
 @pytest.mark.parametrize(
+    ("backbone", "pattern", "read"),
+    [
+        ("rwkv-7", ["rwkv-7", "hyena", "gated-deltanet"], 16),
+        ("rwkv-7", ["rwkv-7", "transformer++"], PROMPT),  # attention reads a prompt whole
+    ],
+)
+def test_a_long_prompt_is_read_in_pieces(backbone: str, pattern: list[str], read: int, monkeypatch):
+    monkeypatch.setattr("basecap.models.language_model.PIECE", 16)
+    config = model_config(backbone, hidden=64, vocab=50, layers=3, pattern=layers(*pattern), max_length=30)
+    model = LanguageModel(config).initialise(0).double()
+    tokens, seen = torch.randint(50, (2, LENGTH), generator=torch.Generator().manual_seed(0)), []
+    prefill = model.blocks[0].mixer.prefill
+    monkeypatch.setattr(model.blocks[0].mixer, "prefill", lambda x, *rest: seen.append(x.shape[1]) or prefill(x, *rest))
+    with torch.no_grad():
+        caches, logits = model.init_cache(2, LENGTH), model.logits(tokens)
+        torch.testing.assert_close(model.prefill(tokens[:, :PROMPT], caches), logits[:, PROMPT - 1])
+        assert model.reads(PROMPT) == max(seen) == read and sum(seen) == PROMPT
+        for t in range(PROMPT, PROMPT + 8):
+            torch.testing.assert_close(model.step(tokens[:, t : t + 1], caches), logits[:, t])
+
+
+@pytest.mark.parametrize(
     ("backbone", "pattern"),
     [
         ("transformer++ absolute", ["top1-chunk-exact", "transformer++"]),

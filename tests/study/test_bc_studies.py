@@ -8,8 +8,9 @@ import pytest
 
 from basecap.analysis import TextResults, analyse
 from basecap.errors import ConfigError
+from basecap.models.language_model import outline
 from basecap.plan import estimate
-from basecap.plan.evaluation_work import evaluation_work
+from basecap.plan.evaluation_work import decoding_memory, evaluation_work
 from basecap.plan.prospects import sparse
 from basecap.plan.runs import Cost, costs, plan_evaluations, plan_runs
 from basecap.report import write_report
@@ -242,6 +243,16 @@ def test_the_plan_says_what_retrieval_takes_before_text_is_prepared(name: str, t
     rows = [{"architecture": runs[0].name, "PFLOP": found.flops / 1e15}]
     lines = [line for evaluation in evaluations for line in estimate._long(evaluation, runs, rows, {})]
     assert len(lines) == 1 and f"takes about {time}" in lines[0] and "an estimate" in lines[0]
+
+
+def test_the_plan_says_what_memory_retrieval_takes():
+    study = load_study("bc-table-3", ["architectures=[transformer++, mamba-2]"])
+    runs, evaluations = plan_runs(study, 257), plan_evaluations(study)
+    passkey, speed = decoding_memory(runs, evaluations)
+    largest = max(8 * outline(run.model).state_bytes(102_400) for run in runs) / 2**30
+    assert f"Memory of passkey: 8 decoding states of 102,400 tokens take up to {largest:.3g} GiB in fp32 (" in passkey
+    assert passkey.endswith("read at once: 102,400 by transformer++; 131,072 by mamba-2.")
+    assert speed.endswith("read at once: 409,600 by transformer++, mamba-2.")
 
 
 def test_a_study_without_a_figure_draws_none(analysed: TextResults):
