@@ -106,7 +106,8 @@ SlurmSettings = Annotated[
     typer.Option(
         "--slurm",
         metavar="OPTIONS",
-        help="options of sbatch for --executor slurm, such as 'partition=gpu, gres=gpu:4, time=4:00:00'",
+        help="options of sbatch for --executor slurm, such as 'partition=gpu, gres=gpu:4, time=4:00:00'; "
+        "with prepare=N, N jobs prepare the text before",
     ),
 ]
 RaySettings = Annotated[

@@ -56,8 +56,8 @@ from basecap.system.locks import ENDING, Busy, is_locked, locked, remove_ended
 from basecap.system.place import Place, watched
 from basecap.system.yaml_text import parse_yaml
 
-#: Files that a directory may contain before its study starts: the lock and prepared text.
-ALLOWED_BEFORE = ("lock", "lock.lease", "locks", "data")
+#: Files that a directory may contain before its study starts: the lock, prepared text, and jobs that prepare it.
+ALLOWED_BEFORE = ("lock", "lock.lease", "locks", "data", "slurm")
 #: Beginning of the names of the locks of commands.
 COMMAND = "command-"
 #: Entry of environment.json, see `StudyRecords.run_threads`.

@@ -16,7 +16,7 @@ from basecap.plan.checks import check_evaluations, faults_of
 from basecap.plan.runs import Plan, RunSpec, plan_evaluations, plan_runs
 from basecap.plan.workloads import Material, material_of, vocabulary_of
 from basecap.records import StudyRecords
-from basecap.run.executors import is_remote
+from basecap.run.executors import is_remote, prepare_by_jobs
 from basecap.run.jobs import Execution, Runtime
 from basecap.run.proofs import refuse_leaks
 from basecap.run.provenance import continue_to_more_tokens, plugin_entries, refuse_other, refuse_other_precision
@@ -127,6 +127,7 @@ def _prepare(
     whole, device = accepted.whole, torch.device(execution.device)
     material, evaluations = accepted.material, plan_evaluations(whole)
     _refuse_missing(material, evaluations)
+    prepare_by_jobs(execution, log)
     material.workloads()  # commands on several machines prepare the text together, then one sets the study up
     with records.locked(log):
         if _content(records) != accepted.before:

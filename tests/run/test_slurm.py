@@ -7,12 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from basecap.data import find_prepared
 from basecap.errors import ConfigError
 from basecap.records import StudyRecords
 from basecap.run.execute import execute
-from basecap.run.executors import Resources
+from basecap.run.executors import Resources, _slurm_job, prepare_by_jobs
 from basecap.run.executors import _slurm_commands as slurm
 from basecap.run.executors import slurm as executor
+from basecap.run.jobs import Execution
 from basecap.study.config import load_study
 from basecap.train.distributed import processes
 from tests.forks import command, start
@@ -175,6 +177,37 @@ def test_tasks_that_a_full_queue_refuses_are_submitted_in_parts(tmp_path, monkey
     assert len([*(tmp_path / "slurm").glob("basecap-*")]) == len(taken)
 
 
+def test_jobs_prepare_the_text_together_and_need_no_gpu(study_file, tmp_path, monkeypatch):
+    out, jobs, given, said = tmp_path / "out", {}, [], []
+    study = load_study(str(study_file), [f"data.cache={tmp_path / 'cache'}"])
+
+    def submit(script, job, tasks, options):
+        given.append((tasks, options))
+        for task in range(tasks):
+            path = str(out / "slurm" / job)
+            jobs[job, task] = start(_slurm_job.main, path, str(task), "7", output=tmp_path / str(task))
+        return "7"
+
+    def queue():
+        alive = [place for place, process in jobs.items() if process.is_alive()]
+        return [slurm.QueuedTask(job=job, index=n, state="RUNNING", reason="None", id=f"7_{n}") for job, n in alive]
+
+    monkeypatch.setattr(slurm, "submit", submit)
+    monkeypatch.setattr(slurm, "queue", queue)
+    monkeypatch.setattr(slurm, "cancel", lambda ids: [process.kill() for process in jobs.values()])
+    settings = {"partition": "all", "gres": "gpu:4", "prepare": "2"}
+    on = Resources(device="cpu", executor="slurm", settings=settings)
+    execution = Execution(study=study, out=out, device="cpu", on=on)
+    prepare_by_jobs(execution, said.append)
+    assert find_prepared(study.text, tmp_path / "cache") is not None, (tmp_path / "0").read_text()
+    assert given == [(2, {"partition": "all"})] and said == ["submitted Slurm job 7: 2 tasks to prepare 2."]
+    prepare_by_jobs(execution, said.append)
+    assert len(given) == 1
+    StudyRecords(out).refuse_foreign()  # the study can start there
+    for process in jobs.values():
+        process.join()
+
+
 def test_without_slurm_a_study_is_refused_before_anything_is_written(study_file, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ConfigError, match=r"^executor slurm finds no sbatch on the path; run the command where"):
@@ -200,7 +233,11 @@ def test_a_slurm_that_does_not_answer_is_refused_before_anything_is_written(stud
 
 @pytest.mark.parametrize(
     ("given", "message"),
-    [({"array": "0-3"}, "array is set by the executor"), ({"nodes": "2"}, "a job uses one node and one task")],
+    [
+        ({"array": "0-3"}, "array is set by the executor"),
+        ({"nodes": "2"}, "a job uses one node and one task"),
+        ({"prepare": "all"}, "prepare=all is no number of jobs; write it as prepare=4"),
+    ],
 )
 def test_options_that_do_not_fit_are_refused(given, message):
     with pytest.raises(ConfigError, match=message):

@@ -59,15 +59,25 @@ EXECUTORS: Registry[Start] = Registry("executor", "basecap.run.executors")
 REMOTE: set[str] = set()
 #: What refuses resources that an executor cannot use, by its name.
 REFUSALS: dict[str, Callable[[Resources], None]] = {}
+#: What prepares the text of a study with an executor's jobs, by its name; it takes a sentence at a time for the log.
+Prepare = Callable[[Execution, Callable[[str], None]], None]
+PREPARATIONS: dict[str, Prepare] = {}
 
 
-def executor(name: str, *, remote: bool = False, refuse: Callable[[Resources], None] | None = None) -> Callable[[S], S]:
+def executor(
+    name: str,
+    *,
+    remote: bool = False,
+    refuse: Callable[[Resources], None] | None = None,
+    prepare: Prepare | None = None,
+) -> Callable[[S], S]:
     """Register the decorated class or function as executor `name`: it is called as a `Start`.
 
     Args:
         name: as `--executor` names it.
         remote: whether its jobs run on other machines than the command.
         refuse: raises ConfigError for resources that it cannot use, before a study is set up.
+        prepare: fills the cache of the text by jobs of its own; what it leaves, the command prepares.
     """
 
     def register(start: S) -> S:
@@ -76,6 +86,8 @@ def executor(name: str, *, remote: bool = False, refuse: Callable[[Resources], N
             REMOTE.add(name)
         if refuse is not None:
             REFUSALS[name] = refuse
+        if prepare is not None:
+            PREPARATIONS[name] = prepare
         return start
 
     return register
@@ -85,6 +97,12 @@ def is_remote(name: str) -> bool:
     """Whether jobs of an executor run on other machines; raises ConfigError for an unknown name."""
     EXECUTORS.get(name)
     return name in REMOTE
+
+
+def prepare_by_jobs(execution: Execution, log: Callable[[str], None]) -> None:
+    """Have the text of a study prepared by jobs, where its executor does so; raises ConfigError where they cannot."""
+    if execution.on.executor in PREPARATIONS:
+        PREPARATIONS[execution.on.executor](execution, log)
 
 
 def device_here(on: Resources) -> torch.device:

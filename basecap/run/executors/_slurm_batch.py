@@ -1,6 +1,6 @@
 """The files of an array of Slurm jobs in DIR/slurm/JOB, which the command and its jobs read and write.
 
-tasks.json       what the tasks share, and the items of each: runs to try or to train, or points to evaluate
+tasks.json       what the tasks share, and the items of each: runs to try or to train, points to evaluate, or a text
 <n>.json         the answer of task n, written when it ends: of each item, or the error that prevented all
 <n>.log          what task n printed
 """

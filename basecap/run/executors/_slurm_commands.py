@@ -11,6 +11,8 @@ from basecap.errors import ConfigError
 
 #: Options of sbatch that the executor sets itself.
 OWN = ("array", "chdir", "error", "job-name", "output", "parsable", "wait", "wrap")
+#: The setting that is none of sbatch: how many jobs prepare the text, and the options that these leave out.
+PREPARE, GPUS = "prepare", ("gpus-per-node", "gpus", "gpus-per-task", "gres")
 #: What Slurm says when it takes no more jobs for now.
 FULL = ("temporarily unable to accept", "Resource temporarily unavailable", "SubmitJob", "job limit", "exceeded limit")
 #: Seconds that a command of Slurm may take.
@@ -57,8 +59,10 @@ def refuse_missing() -> None:
 
 
 def check_settings(settings: Mapping[str, str]) -> None:
-    """Raise ConfigError for options of sbatch that do not fit: a run uses one node."""
+    """Raise ConfigError for settings that do not fit: a run uses one node."""
     for name, value in settings.items():
+        if name == PREPARE and not re.fullmatch(r"[1-9]\d{0,3}", value):
+            raise ConfigError(f"--slurm: prepare={value} is no number of jobs; write it as prepare=4.")
         if name in OWN:
             raise ConfigError(f"--slurm: {name} is set by the executor; leave it out.")
         if name in ("nodes", "ntasks", "ntasks-per-node") and value != "1":
@@ -71,12 +75,27 @@ def gpus_of(settings: Mapping[str, str]) -> int:
     >>> gpus_of({"gres": "gpu:a100:4"}), gpus_of({"gpus-per-node": "2"}), gpus_of({"partition": "cpu"})
     (4, 2, 1)
     """
-    for name in ("gpus-per-node", "gpus", "gpus-per-task", "gres"):
+    for name in GPUS:
         value = settings.get(name, "")
         found = re.search(r"gpu\b(?::[a-z][\w.-]*)?:(\d+)" if name == "gres" else r"(\d+)$", value)
         if found:
             return max(1, int(found[1]))
     return 1
+
+
+def preparing(settings: Mapping[str, str]) -> int:
+    """Return how many jobs prepare the text, 0 where the command does so itself."""
+    return int(settings.get(PREPARE, 0))
+
+
+def options_of(kind: str, settings: Mapping[str, str]) -> dict[str, str]:
+    """Return the options of sbatch for jobs of a kind; those that prepare text need no GPU.
+
+    >>> options_of("prepare", {"partition": "a", "gres": "gpu:4", "prepare": "2"})
+    {'partition': 'a'}
+    """
+    left_out = (PREPARE, *GPUS) if kind == "prepare" else (PREPARE,)
+    return {name: value for name, value in settings.items() if name not in left_out}
 
 
 def submit(script: str, job: str, tasks: int, settings: Mapping[str, str]) -> str:

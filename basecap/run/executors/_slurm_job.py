@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from basecap.data import DataConfig, prepare
 from basecap.errors import BasecapError, ConfigError, Interrupted
 from basecap.plan.runs import Plan, RunSpec, plan_study
 from basecap.plan.workloads import material_of, vocabulary_of
@@ -39,6 +40,8 @@ def work(batch: SlurmBatch, index: int) -> dict[str, Any]:
     plugins = {Path(path): digest for path, digest in content["plugins"].items()}
     for path, digest in plugins.items():
         load_plugin(path, digest)
+    if kind == "prepare":
+        return _prepare(items)
     with listening(), records.entered():
         device = environment.choose_device(on.device)
         steps = content["profile"]
@@ -53,6 +56,14 @@ def work(batch: SlurmBatch, index: int) -> dict[str, Any]:
         )
         with EXECUTORS.get("local")(execution, runtime, devices if len(items) > 1 else devices[:1]) as executor:
             return _answer(kind, items, runs, executor, runtime)
+
+
+def _prepare(items: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Prepare a text together with the other tasks, which are given the same."""
+    (item,) = items
+    with listening():
+        prepare(DataConfig(**item["data"]), Path(item["cache"]))
+    return {"items": {item["key"]: "prepared"}}
 
 
 def _plan(records: StudyRecords, items: Sequence[dict[str, Any]], device: torch.device) -> tuple[Any, Plan, Runtime]:

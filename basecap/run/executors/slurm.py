@@ -5,6 +5,8 @@ trains the runs, as many side by side in a job as `local` would have on its GPUs
 is an array too. The command only submits, waits and reads the records. It may end at any time: the same command finds
 its jobs by their names in the queue, and submits what is in none of them. A job that Slurm ends early, for its time
 limit or with its node, goes back into the queue and resumes.
+
+With `prepare=N` among the settings, an array of N jobs prepares the text together before all that.
 """
 
 import sys
@@ -14,8 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from basecap.data import find_prepared
 from basecap.errors import ConfigError
 from basecap.plan.runs import RunSpec
+from basecap.plan.workloads import cache_of
 from basecap.records import RunInfo
 from basecap.run.evaluation_job import StoredPoint
 from basecap.run.executors import _slurm_commands as slurm
@@ -54,20 +58,22 @@ def _refuse(on: Resources) -> None:
     slurm.check_settings(on.settings)
 
 
-@executor("slurm", remote=True, refuse=_refuse)
-class SlurmExecutor(Executor):
-    """Submits jobs and waits for them; leaving its context leaves them in the queue."""
+def _settings(execution: Execution) -> dict[str, str]:
+    """Return the settings that were given, else those of the last command in this directory."""
+    held = read_json(real_path(execution.out) / SETTINGS) or {"settings": {}}
+    return dict(execution.on.settings or held["settings"])
 
-    def __init__(self, execution: Execution, runtime: Runtime, devices: Sequence[str]):
-        """Take what the jobs share; raises ConfigError where a path that jobs need is missing."""
-        self.execution, self.runtime, self.log = execution, runtime, runtime.log
-        self.out = real_path(execution.out)
-        held = read_json(self.out / SETTINGS) or {"settings": {}}
-        #: The options of sbatch: those that were given, else those of the last command in this directory.
-        self.settings: dict[str, str] = dict(execution.on.settings or held["settings"])
+
+class _Arrays:
+    """Submits arrays of jobs for a study and waits for them."""
+
+    def __init__(self, execution: Execution, log: Callable[[str], None], *also: Path):
+        """Take what the jobs share, and paths that they need; raises ConfigError where one is missing."""
+        self.execution, self.log = execution, log
+        self.out, self.settings = real_path(execution.out), _settings(execution)
         data = execution.study.data
         text = [] if data is None or not data.path else [Path(data.path)]
-        needed = [self.out, Path(sys.executable), Path(__file__), *execution.plugins, *text]
+        needed = [self.out, Path(sys.executable), Path(__file__), *execution.plugins, *text, *also]
         self.needed = [path.absolute() for path in needed]
         for path in self.needed:
             if not path.exists():
@@ -77,59 +83,18 @@ class SlurmExecutor(Executor):
         #: When an answer was first missed.
         self._missing: dict[_Place, float] = {}
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        """Say which jobs go on."""
-        if isinstance(error, KeyboardInterrupt) and self._arrays:
+    def say_left(self) -> None:
+        """Say which jobs go on when this command ends."""
+        if self._arrays:
             ids = " ".join(self._arrays.values())
             self.log(f"Slurm jobs {ids} go on; run the same command again to wait for them, or `scancel {ids}`.")
 
-    def attempt(self, runs: Sequence[RunSpec]) -> Iterator[tuple[RunSpec, Trial]]:
-        """Try runs in one job, see `basecap.run.trial`."""
-        found = self._do("try", [run_item(run) for run in runs], len(runs))
-        for run in runs:
-            answer, lost = found[run.label]
-            yield run, _trial(answer) if lost is None else Trial(failure=JobFailure(message=lost))
-
-    def train(self, runs: Sequence[RunSpec]) -> list[RunInfo]:
-        """Return each run's info in the order of `runs`."""
-        items = [run_item(run) for run in runs if not self.runtime.run_records(run).finished]
-        found = self._do("train", items, self._width)
-        return [self._info(run, found.get(run.label, (None, None))[1]) for run in runs]
-
-    def evaluate(
-        self, points: Sequence[StoredPoint], show: Callable[[str], None]
-    ) -> Iterator[tuple[StoredPoint, Mapping[str, JobFailure]]]:
-        """Evaluate stored weights; yield each point with the evaluations that failed."""
-        items = [point_item(point) for point in points]
-        found = self._do("evaluate", items, self._width)
-        for point, item in zip(points, items, strict=True):
-            answer, lost = found[item["key"]]
-            failures = {name: _failure(one) for name, one in (answer or {}).items()}
-            if lost is not None:
-                failures = dict.fromkeys(point.evaluations, JobFailure(message=lost))
-            yield point, {name: failure for name, failure in failures.items() if failure is not None}
-
-    @property
-    def _width(self) -> int:
-        """How many runs a job gets."""
-        jobs = self.execution.on.per_device
-        return slurm.gpus_of(self.settings) * (MOST if jobs == "auto" else jobs)
-
-    def _info(self, run: RunSpec, lost: str | None) -> RunInfo:
-        """Return what is recorded of a run; record why it has not ended where its job is `lost`."""
-        records = self.runtime.run_records(run)
-        info = records.info() or starting_info(records, run, self.runtime.device)
-        if lost is None or info.finished:
-            return info
-        info = info.failed(f"{lost}; the run resumes from its last checkpoint.")
-        with self.runtime.records.claimed(records) as mine:
-            if mine:
-                records.write_info(info)
-        self.log(f"{run.label} failed: {info.message}")
-        return info
-
-    def _do(self, kind: str, items: Sequence[dict[str, Any]], width: int) -> dict[str, tuple[Any, str | None]]:
+    def _do(
+        self, kind: str, items: Sequence[dict[str, Any]], width: int, enough: int | None = None
+    ) -> dict[str, tuple[Any, str | None]]:
         """Have items done by jobs; return by key the answer of each, and why there is none where its job was lost.
+
+        With `enough` answers the jobs of the other items are cancelled, and those items are left out.
 
         Raises ConfigError where Slurm refuses the jobs, or a job cannot begin.
         """
@@ -148,6 +113,9 @@ class SlurmExecutor(Executor):
                     found[key] = answer
                     advance(1, note=key)
                 pause = PAUSE if ended else min(LONGEST_PAUSE, 1.3 * pause)
+                if enough is not None and sum(lost is None for _, lost in found.values()) >= enough:
+                    slurm.cancel(self._arrays.values())
+                    break
                 if len(found) < len(items):
                     time.sleep(pause)
         self._arrays.clear()
@@ -177,7 +145,7 @@ class SlurmExecutor(Executor):
             batch = SlurmBatch.create(self.out, kind, self._shared(), tasks[:count])
             script = batch.script(Path(sys.executable), [batch.path / "tasks.json", *self.needed])
             try:
-                number = slurm.submit(script, batch.path.name, count, self.settings)
+                number = slurm.submit(script, batch.path.name, count, slurm.options_of(kind, self.settings))
             except (slurm.QueueFull, ConfigError) as error:
                 batch.remove()
                 if not isinstance(error, slurm.QueueFull):
@@ -243,6 +211,91 @@ class SlurmExecutor(Executor):
         """Cancel the jobs, which all fail alike, and raise ConfigError."""
         slurm.cancel(self._arrays.values())
         raise ConfigError(sentence)
+
+
+def _prepare_text(execution: Execution, log: Callable[[str], None]) -> None:
+    """Have an array of jobs prepare the text of a study together, if the settings ask for it and that is not done.
+
+    Raises ConfigError where the jobs cannot prepare it, or all of them were lost.
+    """
+    section, count = execution.study.data, slurm.preparing(_settings(execution))
+    if section is None or not count:
+        return
+    cache = cache_of(section, execution.out).absolute()
+    if find_prepared(section, cache) is not None:
+        return
+    for directory in (execution.out, cache):
+        directory.mkdir(parents=True, exist_ok=True)
+    arrays = _Arrays(execution, log, cache)
+    given = {"data": section.model_dump(mode="json"), "cache": str(cache)}
+    items = [{"key": f"text {section.hash} by job {number}", **given} for number in range(count)]
+    try:
+        found = arrays._do("prepare", items, 1, enough=1)  # each job ends when the whole text is prepared
+    except KeyboardInterrupt:
+        arrays.say_left()
+        raise
+    if all(lost is not None for _, lost in found.values()):
+        raise ConfigError(f"{next(iter(found.values()))[1]}; run the same command again to prepare what is left.")
+
+
+@executor("slurm", remote=True, refuse=_refuse, prepare=_prepare_text)
+class SlurmExecutor(_Arrays, Executor):
+    """Has jobs of Slurm do the work; leaving its context leaves them in the queue."""
+
+    def __init__(self, execution: Execution, runtime: Runtime, devices: Sequence[str]):
+        """Take what the jobs share; raises ConfigError where a path that jobs need is missing."""
+        super().__init__(execution, runtime.log)
+        self.runtime = runtime
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        """Say which jobs go on."""
+        if isinstance(error, KeyboardInterrupt):
+            self.say_left()
+
+    def attempt(self, runs: Sequence[RunSpec]) -> Iterator[tuple[RunSpec, Trial]]:
+        """Try runs in one job, see `basecap.run.trial`."""
+        found = self._do("try", [run_item(run) for run in runs], len(runs))
+        for run in runs:
+            answer, lost = found[run.label]
+            yield run, _trial(answer) if lost is None else Trial(failure=JobFailure(message=lost))
+
+    def train(self, runs: Sequence[RunSpec]) -> list[RunInfo]:
+        """Return each run's info in the order of `runs`."""
+        items = [run_item(run) for run in runs if not self.runtime.run_records(run).finished]
+        found = self._do("train", items, self._width)
+        return [self._info(run, found.get(run.label, (None, None))[1]) for run in runs]
+
+    def evaluate(
+        self, points: Sequence[StoredPoint], show: Callable[[str], None]
+    ) -> Iterator[tuple[StoredPoint, Mapping[str, JobFailure]]]:
+        """Evaluate stored weights; yield each point with the evaluations that failed."""
+        items = [point_item(point) for point in points]
+        found = self._do("evaluate", items, self._width)
+        for point, item in zip(points, items, strict=True):
+            answer, lost = found[item["key"]]
+            failures = {name: _failure(one) for name, one in (answer or {}).items()}
+            if lost is not None:
+                failures = dict.fromkeys(point.evaluations, JobFailure(message=lost))
+            yield point, {name: failure for name, failure in failures.items() if failure is not None}
+
+    @property
+    def _width(self) -> int:
+        """How many runs a job gets."""
+        jobs = self.execution.on.per_device
+        return slurm.gpus_of(self.settings) * (MOST if jobs == "auto" else jobs)
+
+    def _info(self, run: RunSpec, lost: str | None) -> RunInfo:
+        """Return what is recorded of a run; record why it has not ended where its job is `lost`."""
+        records = self.runtime.run_records(run)
+        info = records.info() or starting_info(records, run, self.runtime.device)
+        if lost is None or info.finished:
+            return info
+        info = info.failed(f"{lost}; the run resumes from its last checkpoint.")
+        with self.runtime.records.claimed(records) as mine:
+            if mine:
+                records.write_info(info)
+        self.log(f"{run.label} failed: {info.message}")
+        return info
 
 
 class _Watch:
