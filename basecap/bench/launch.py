@@ -16,9 +16,10 @@ from basecap.ops.delta_rule import channel_delta_rule, delta_rule
 from basecap.ops.forgetting_attention import forgetting_attention
 from basecap.ops.linear_cross_entropy import linear_cross_entropy
 from basecap.ops.long_convolution import long_convolution
+from basecap.ops.selected_attention import selected_attention
 from basecap.ops.selective_scan import selective_scan
 from basecap.ops.short_convolution import short_convolution
-from basecap.ops.ssd import ssd
+from basecap.ops.ssd import ssd, ssd_mimo
 from basecap.ops.taylor_attention import taylor_attention
 from basecap.ops.wkv4 import wkv4
 from basecap.ops.wkv6 import wkv6
@@ -96,6 +97,24 @@ def _ssd(draw: Draw, B: int, T: int) -> Inputs:
     return {"q": q, "k": k, "v": draw(B, T, 2 * H, K), "log_decay": -0.1 * draw(B, T, 2 * H).abs()}
 
 
+def _selected(draw: Draw, B: int, T: int) -> Inputs:
+    # As Native Sparse Attention makes them: each query reads an eighth of the blocks of 32, its own among them.
+    own = torch.arange(T, device=draw(1).device) // 32
+    chosen = draw(B, T, H, -(-T // 32)) > 1.15
+    chosen |= (own[:, None] == torch.arange(chosen.shape[3], device=own.device))[:, None]
+    return _heads(draw, B, T) | {"chosen": chosen, "blocks": own.expand(B, T)}
+
+
+def _mimo(draw: Draw, B: int, T: int) -> Inputs:
+    q, k = draw(B, T, 4, H, 128), draw(B, T, 4, H, 128)
+    decays = {"log_decay": -0.1 * draw(B, T, H).abs(), "now": draw(B, T, H).sigmoid(), "kept": draw(B, T, H).sigmoid()}
+    return {"q": q, "k": k, "v": draw(B, T, 4, H, K), **decays}
+
+
+def _ssd_mimo(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, now: Tensor, kept: Tensor) -> Tensor:
+    return ssd_mimo(q, k, v, log_decay, (now, kept))[0]
+
+
 def _taylor(draw: Draw, B: int, T: int) -> Inputs:
     return {"q": draw(B, T, H, 16), "k": draw(B, T, H, 16), "v": draw(B, T, H, K)}
 
@@ -125,11 +144,13 @@ CASES = {
     "forgetting_attention": Launched(forgetting_attention, _forgetting, ("log_decay",)),
     "linear_cross_entropy": Launched(linear_cross_entropy, _cross_entropy),
     "long_convolution": Launched(long_convolution, _long_convolution, ("filter",)),
+    "selected_attention": Launched(selected_attention, _selected),
     "selective_scan": Launched(selective_scan, _selective_scan, ("dt", "A")),
     "short_convolution": Launched(
         partial(short_convolution, activation="silu"), _short_convolution, ("weight", "bias")
     ),
     "ssd": Launched(partial(ssd, final=False), _ssd, ("log_decay",)),
+    "ssd_mimo": Launched(_ssd_mimo, _mimo, ("log_decay", "now", "kept")),
     "taylor_attention": Launched(taylor_attention, _taylor),
     "top1_chunk approx": Launched(partial(top1_chunk, mode="approx"), _normalised),
     "top1_chunk exact": Launched(partial(top1_chunk, mode="exact"), _normalised),

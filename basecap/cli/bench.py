@@ -24,7 +24,7 @@ def bench_ops(
     length: Annotated[
         int, typer.Option(min=256, max=LARGEST, help="sequence length of the training benchmark")
     ] = 102_400,
-    peer: Annotated[bool, typer.Option("--peer", help="also flash-linear-attention's mixture of blocks")] = False,
+    peer: Annotated[bool, typer.Option("--peer", help="also the table peers: kernels of other libraries")] = False,
     table: Annotated[
         list[str],
         typer.Option(
@@ -45,6 +45,9 @@ def bench_ops(
     for name, rows in found.items():
         if isinstance(rows, list):
             print_table(name, rows, as_json=False)
+    if found["absent"]:
+        names = ", ".join(f"{name} ({module})" for name, module in found["absent"].items())
+        log(f"not installed, so not measured: {names}.")
     _finish(found, json_file)
 
 

@@ -33,15 +33,8 @@ def captured(run: Callable[[], object], times: int = 1) -> Callable[[], None]:
 
 
 def capture(run: Callable[[], object]) -> Callable[[], None]:
-    """Return the replay of `run` as a CUDA graph on the current GPU; its kernels are not run before the first replay.
-
-    Raises RuntimeError where it cannot be one, as when it reads a number back from the GPU.
-    """
-    graph = torch.cuda.CUDAGraph()
-    # The default stream of torch.cuda.graph is that of the first device that captured.
-    with torch.cuda.graph(graph, stream=torch.cuda.Stream()):
-        run()
-    return graph.replay
+    """Return the replay of `run` as a CUDA graph on the current GPU, see `GraphPool.capture`."""
+    return GraphPool().capture(run)
 
 
 class GraphPool:
@@ -49,6 +42,7 @@ class GraphPool:
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
+        self._stream = torch.cuda.Stream()  # that of torch.cuda.graph is of the first GPU that captured
 
     def rehearse(self, run: Callable[[], Result]) -> tuple[Result, int]:
         """Run what will be captured; return its result and the bytes that it took at most.
@@ -75,7 +69,7 @@ class GraphPool:
         stream, graph = torch.cuda.current_stream(), torch.cuda.CUDAGraph()
         errors: list[Exception] = []
         try:
-            with torch.cuda.graph(graph, pool=self._pool):
+            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
                 try:
                     run()
                 except Exception as error:

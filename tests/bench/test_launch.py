@@ -19,14 +19,11 @@ from basecap.testing.marks import requires_gpu
 CPU = torch.device("cpu")
 
 
-def folder(case: Launched) -> str:
-    return getattr(case.op, "func", case.op).__module__.split(".")[2]
-
-
 def test_every_op_with_kernels_has_a_case():
     folders = {path.parent.parent.name for path in Path(basecap.ops.__file__).parent.glob("*/*_kernels/__init__.py")}
     folders |= {path.parent.name for path in Path(basecap.ops.__file__).parent.glob("*/check.py")}
-    assert {folder(case) for case in CASES.values()} == folders
+    measured = {getattr(case.op, "func", case.op).__module__ for case in CASES.values()}
+    assert folders <= {module.removeprefix("basecap.ops.").split(".")[0] for module in measured}
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -112,6 +109,29 @@ def test_without_a_gpu_and_for_an_unknown_table_there_is_one_sentence():
 )
 def test_tables_are_chosen(only: list[str], peer: bool, tables: list[str]):
     assert ops._chosen(only, peer) == tables
+
+
+def test_tables_fill_and_name_what_is_absent(monkeypatch: pytest.MonkeyPatch):
+    def table(heads, width, length, repeats, device):
+        return [{"op": "ours", "length": length}, {"op": "theirs", "absent": "their.ops"}]
+
+    def interrupted(heads, width, length, repeats, device):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ops, "describe", lambda device: {})
+    monkeypatch.setattr(launch, "measure", lambda rows, *given: rows.append({"op": "launched"}))
+    monkeypatch.setattr(ops, "TABLES", {"training": table, "peers": table})
+    monkeypatch.setattr(ops, "OTHER_PEERS", ())
+    saved: list[int] = []
+    options = {"device": torch.device("cuda"), "length": 512, "save": lambda found: saved.append(len(found))}
+    found = ops.run(**options, peer=True)
+    assert found["launch"] == [{"op": "launched"}] and found["absent"] == {"theirs": "their.ops"}
+    shapes = [{"heads": heads, "head_dim": width, "op": "ours", "length": 512} for heads, width in ops.SHAPES]
+    assert found["training"] == found["peers"] == shapes
+    assert found["complete"] and len(saved) == 5
+    monkeypatch.setitem(ops.TABLES, "training", interrupted)
+    found = ops.run(**options)
+    assert not found["complete"] and found["launch"] and "peers" not in found
 
 
 @requires_gpu[0]

@@ -13,7 +13,7 @@ def test_a_failed_capture_restores_stream_and_memory(ended: bool, monkeypatch: p
     done = []
 
     @contextlib.contextmanager
-    def graph(held, pool):
+    def graph(held, pool, stream):
         try:
             yield
         finally:
@@ -28,6 +28,7 @@ def test_a_failed_capture_restores_stream_and_memory(ended: bool, monkeypatch: p
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: "stream")
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", object)
+    monkeypatch.setattr(torch.cuda, "Stream", object)
     monkeypatch.setattr(torch.cuda, "graph", graph)
     monkeypatch.setattr(torch.cuda, "set_stream", lambda stream: done.append(stream))
     monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", end)
