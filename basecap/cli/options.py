@@ -115,7 +115,8 @@ RaySettings = Annotated[
     typer.Option(
         "--ray",
         metavar="OPTIONS",
-        help="options of --executor ray: address, cpus, gpus, retries, records; such as 'address=auto, gpus=0.5'",
+        help="options of --executor ray: address, cpus, gpus, retries, prepare, records; such as 'address=auto, "
+        "gpus=0.5'",
     ),
 ]
 Figures = Annotated[

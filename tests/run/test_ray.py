@@ -13,12 +13,13 @@ from typing import Any
 import pytest
 import yaml
 
+from basecap.data import find_prepared
 from basecap.data.tokenizer import byte_tokenizer
 from basecap.errors import ConfigError, Interrupted
 from basecap.plan.runs import plan_runs
 from basecap.records import RunRecords, StudyRecords
 from basecap.run.execute import execute
-from basecap.run.executors import Resources
+from basecap.run.executors import Resources, prepare_by_jobs
 from basecap.run.executors._packages import pack, put
 from basecap.run.executors.ray import RayExecutor, RayOptions, _joined
 from basecap.run.jobs import Execution
@@ -128,6 +129,16 @@ def test_a_lost_node_costs_nothing_and_the_numbers_are_those_of_a_local_run(file
     assert results(out) == local
 
 
+def test_tasks_prepare_the_text_together(file, tmp_path, cluster, joined):
+    study, said = load_study(str(file), [f"data.cache={tmp_path / 'cache'}"]), []
+    on = Resources(device="cpu", executor="ray", settings={"address": cluster.address, "prepare": "2"})
+    execution = Execution(study=study, out=tmp_path / "out", device="cpu", on=on)
+    prepare_by_jobs(execution, said.append)
+    assert find_prepared(study.text, tmp_path / "cache") is not None
+    prepare_by_jobs(execution, said.append)
+    assert said == ["2 tasks of Ray prepare the text."]
+
+
 def children(pid: int) -> list[int]:
     tasks = Path(f"/proc/{pid}/task").iterdir()
     return [int(child) for task in tasks for child in (task / "children").read_text().split()]
@@ -199,6 +210,7 @@ def test_a_run_whose_rate_another_command_has_chosen_is_not_trained_again(study_
     ("settings", "per_device", "words"),
     [
         ({"adress": "auto"}, 1, "--ray has no option 'adress': did you mean 'address'?"),
+        ({"prepare": "2", "records": "returned"}, 1, "prepare is for a cache that all nodes see; leave it out with"),
         ({"cpus": "none"}, 1, r"--ray cpus=none: give a number of at least 0\.01\."),
         ({"address": "ray://there:1"}, 1, "give HOST:PORT of the head node, or auto"),
         ({"records": "back"}, 1, "give shared or returned"),

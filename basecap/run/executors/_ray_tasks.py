@@ -11,8 +11,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from basecap.data import DataConfig, prepare
 from basecap.errors import ConfigError, Interrupted
 from basecap.plan.runs import RunSpec
+from basecap.plugins import load_plugin
 from basecap.records import RunInfo, StudyRecords
 from basecap.run.evaluation_job import StoredPoint
 from basecap.run.executors import _worker
@@ -53,6 +55,19 @@ class Answer:
     package: bytes | None = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class TextErrand:
+    """What a task that prepares text does: the section `data`, the cache, plugin files with the digests of their code.
+
+    The command works in `directory`.
+    """
+
+    section: DataConfig
+    cache: Path
+    plugins: dict[Path, str]
+    directory: Path
+
+
 #: The key of the errands that this process is prepared for.
 _prepared: list[str] = []
 
@@ -73,6 +88,27 @@ def evaluate(execution: Execution, points: Sequence[StoredPoint]) -> list[dict[s
     """Evaluate points of one run, whose weights are given below the study's directory; return what failed at each."""
     out = execution.out
     return [_worker.evaluate(replace(point, weights=point.weights and out / point.weights)) for point in points]
+
+
+def prepare_text(errand: bytes) -> None:
+    """Prepare a text together with the other tasks that are given the same pickled `TextErrand`.
+
+    Raises:
+        ConfigError: the node does not see the cache.
+        DataError: the text cannot be prepared.
+    """
+    asked: TextErrand = pickle.loads(errand)
+    if not asked.cache.is_dir():
+        raise ConfigError(
+            f"node {socket.gethostname()} does not see {asked.cache}; set data.cache to a directory that all nodes "
+            "share, or leave out --ray prepare."
+        )
+    if asked.directory.is_dir():
+        os.chdir(asked.directory)
+    with listening():
+        for path, digest in asked.plugins.items():
+            load_plugin(path, digest)
+        prepare(asked.section, asked.cache)
 
 
 def perform(errand: bytes, study: bytes | None, run: bytes | None) -> bytes:

@@ -8,6 +8,7 @@ Options of `--ray`:
     gpus      GPUs of a task, such as 0.5 for two tasks on each; by default 1 divided by --per-device where the cluster
               has GPUs and --device is not cpu
     retries   how often a task is tried again whose node or process was lost; 3 by default
+    prepare   how many tasks prepare the text together before anything is set up; by default the command does so
     records   shared where all nodes see the study's directory, the default; returned where records, checkpoints and
               prepared text travel through Ray, and the command locks its runs until they are back
 """
@@ -26,8 +27,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, cast
 
+from basecap.data import find_prepared
 from basecap.errors import ConfigError, Interrupted, describe_error, nearest
 from basecap.plan.runs import RunSpec
+from basecap.plan.workloads import cache_of
 from basecap.records import RunInfo, RunRecords
 from basecap.run.evaluation_job import StoredPoint
 from basecap.run.executors import _ray_tasks
@@ -53,12 +56,13 @@ READ = ("study.yaml", "environment.json", "declarations.json", "lock", "data")
 
 @dataclass(frozen=True, kw_only=True)
 class RayOptions:
-    """The options of `--ray`, see above; `gpus` is None where the cluster decides."""
+    """The options of `--ray`, see above; `gpus` is None where the cluster decides, `prepare` 0 for no task."""
 
     address: str | None = None
     cpus: float = 1.0
     gpus: float | None = None
     retries: int = 3
+    prepare: int = 0
     records: Literal["shared", "returned"] = "shared"
 
     @classmethod
@@ -69,6 +73,7 @@ class RayOptions:
             "cpus": lambda text: _number(text, 0.01),
             "gpus": lambda text: _number(text, 0.0),
             "retries": lambda text: int(_number(text, 0.0)),
+            "prepare": lambda text: int(_number(text, 1.0)),
             "records": _records,
         }
         if on.per_device == "auto":
@@ -81,6 +86,8 @@ class RayOptions:
                 found[name] = read[name](text)
             except ValueError as error:
                 raise ConfigError(f"--ray {name}={text}: {error}.") from error
+        if "prepare" in found and found.get("records") == "returned":
+            raise ConfigError("--ray: prepare is for a cache that all nodes see; leave it out with records=returned.")
         return cls(**found)
 
 
@@ -107,7 +114,41 @@ def _records(text: str) -> str:
     return text
 
 
-@executor("ray", remote=True)
+def _prepare_text(execution: Execution, log: Callable[[str], None]) -> None:
+    """Have tasks prepare the text of a study together, if the options ask for it and that is not done.
+
+    Raises ConfigError, DataError where they cannot, or all of them were lost.
+    """
+    options, section = RayOptions.of(execution.on), execution.study.data
+    if section is None or not options.prepare:
+        return
+    cache = cache_of(section, execution.out).absolute()
+    if find_prepared(section, cache) is not None:
+        return
+    cache.mkdir(parents=True, exist_ok=True)
+    plugins = {path.absolute(): digest for path, digest in execution.plugins.items()}
+    given = pickle.dumps(_ray_tasks.TextErrand(section=section, cache=cache, plugins=plugins, directory=Path.cwd()))
+    with _joined(options.address) as ray:
+        resources = {"num_cpus": options.cpus, "max_retries": options.retries, "scheduling_strategy": "SPREAD"}
+        task = ray.remote(_ray_tasks.prepare_text).options(**resources)
+        tasks = [task.remote(given) for _ in range(options.prepare)]
+        log(f"{options.prepare} tasks of Ray prepare the text.")
+        try:
+            while tasks:
+                for ended in ray.wait(tasks, timeout=POLL)[0]:
+                    tasks.remove(ended)
+                    with contextlib.suppress(ray.exceptions.WorkerCrashedError, ray.exceptions.NodeDiedError):
+                        ray.get(ended)  # a task ends when the whole text is prepared
+                        return
+        except ray.exceptions.RayTaskError as error:
+            raise error.cause from None
+        finally:
+            for left in tasks:
+                ray.cancel(left)
+    raise ConfigError(f"tasks of Ray could not prepare the text: {LOST}.")
+
+
+@executor("ray", remote=True, prepare=_prepare_text)
 class RayExecutor(Executor):
     """Does jobs as tasks of a Ray cluster. A task whose node is lost runs again on another one.
 
