@@ -284,7 +284,7 @@ def _launches(study: StudyConfig, rows: list[dict[str, Any]]) -> list[str]:
         f"But the steps of {which} are too small to keep such a GPU busy. At {1e3 * least:g} to {1e3 * most:g} ms a "
         f"step and block, as recall at scale gpu took on {where}, seven to nine runs side by side, they take "
         f"{_span(work * least, work * most)}, and longer one after the other"
-        + ("." if graphs else "; train.cuda_graphs=true makes them faster.")
+        + ("." if graphs else "; train.cuda_graphs=auto makes them faster.")
     ]
 
 

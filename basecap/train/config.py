@@ -149,7 +149,7 @@ class TrainSection(BaseModel):
         "needs one without such a form is refused",
     )
     cuda_graphs: Graphs = Field(
-        False,
+        "auto",
         description="on one GPU, replay training steps as CUDA graphs: the same numbers, several times as fast where "
         "steps are too small to keep the GPU busy; auto: where a step can be captured and leaves half of the free "
         "memory, true: or refuse the run",

@@ -103,12 +103,13 @@ def test_an_architecture_trains_on_its_own_tasks(content, tmp_path):
 
 def test_a_plan_counts_the_flops_of_each_length(content, monkeypatch):
     monkeypatch.setattr("basecap.system.environment.choose_device", lambda name: torch.device("cpu"))
-    study = StudyConfig.model_validate(content)
+    study = StudyConfig.model_validate(content | {"train": content["train"] | {"cuda_graphs": False}})
     planned = check(study)
     rows = estimate(planned, Path("nowhere"))
     content["task"]["cells"] = CELLS[1:]
     more = StudyConfig.model_validate(content | {"train": content["train"] | {"epochs": 3}})
-    longer = estimate(check(more), Path("x"))
+    graphed = check(more)
+    longer = estimate(graphed, Path("x"))
     assert rows[0]["tokens (M)"] == longer[0]["tokens (M)"]
     assert 0.9 * longer[0]["PFLOP"] < rows[0]["PFLOP"] < longer[0]["PFLOP"]
     assert not any("domain" in line or "Warning" in line for line in remarks(planned, rows, Path("nowhere")))
@@ -128,6 +129,8 @@ def test_a_plan_counts_the_flops_of_each_length(content, monkeypatch):
     one, large = ({**rows[0], "blocks": 8, "steps": 10_000, "PFLOP": work} for work in (1.0, 100.0))
     assert "the steps of 1 of the runs are too small" in (said := remarks(planned, [one, large], Path("nowhere"))[1])
     assert "they take 40 s to 3 min 28 s, and longer" in said  # 0.5 and 2.6 ms for each of 80,000
+    assert said.endswith("; train.cuda_graphs=auto makes them faster.")
+    assert "they take 9 s to 34 s, and longer" in remarks(graphed, [one, large], Path("nowhere"))[1]  # 0.11 and 0.43
     assert remarks(planned, [large], Path("nowhere"))[1].startswith("Left out")
 
 
