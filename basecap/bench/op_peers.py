@@ -211,7 +211,7 @@ def _fla(module: str, name: str) -> Op:
     function: Any = getattr(importlib.import_module(module), name)
 
     def op(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor) -> Tensor:
-        out: Tensor = function(q, k, v, log_decay, beta, scale=1.0)[0]
+        out: Tensor = function(q, k, v, log_decay, beta.to(v.dtype), scale=1.0)[0]
         return out
 
     return op

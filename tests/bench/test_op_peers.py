@@ -108,7 +108,8 @@ def test_the_delta_rules_of_fla_get_the_same_inputs(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(op_peers, "DELTA", (2, 16, 20))
     rows = [*measure(op_peers.delta_peers(64, CPU), 1, CPU), *measure(op_peers.kda_peers(64, CPU), 1, CPU)]
     assert [row["op"] for row in rows] == ["delta_rule", "fla gated delta rule", "channel_delta_rule", "fla kda"]
-    assert rows[1]["differs"] == 0 and rows[3]["differs"] == 0 and rows[0]["length"] == 20
+    # The library takes beta in bfloat16, whose steps are 2^-8.
+    assert rows[1]["differs"] < 2**-7 and rows[3]["differs"] < 2**-7 and rows[0]["length"] == 20
     assert set(called) == {"gated", "kda"}
 
 

@@ -18,7 +18,7 @@ class _Recorder(TorchDispatchMode):
         self.overwritten: list[tuple[Tensor, Tensor]] = []
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if function is torch.ops.aten._local_scalar_dense.default:
+        if _waits(function, args):
             raise RuntimeError("operation not permitted when stream is capturing.\nmore")
         for argument, given in zip(function._schema.arguments, args, strict=False):
             if argument.alias_info is not None and argument.alias_info.is_write:
@@ -26,6 +26,14 @@ class _Recorder(TorchDispatchMode):
         result = function(*args, **(kwargs or {}))
         self.calls.append((function, args, kwargs or {}, result))
         return result
+
+
+def _waits(function: Any, args: Any) -> bool:
+    """Return whether a GPU would have to tell a number or a shape."""
+    if function is torch.ops.aten.index.Tensor:
+        return any(index is not None and index.dtype == torch.bool for index in args[1])
+    shape = torch.Tag.dynamic_output_shape in function.tags
+    return shape or function is torch.ops.aten._local_scalar_dense.default
 
 
 def recorded(run: Callable[[], object]) -> Callable[[], None]:
