@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from basecap.mixers._contract import Cache, Mixer, MixerConfig, divide, mixer
 from basecap.mixers._parts import starts_of
 from basecap.mixers._recipes import LayerSpec, ParameterRecipe, constant, matrices, values
-from basecap.ops import Influence
+from basecap.ops import Influence, exact_dtype, running_sums
 from basecap.ops.ssd import influence, ssd
 
 #: Epsilon of the norm of each head's output, and of its denominator.
@@ -66,9 +66,9 @@ def levels(inputs: GatedInputs, first_BH: Tensor | None, segments: Tensor | None
 
     Before a sequence m is 0, or `first`. Sums and maxima are those of a running maximum, without a loop over tokens.
     """
-    forget = inputs.log_forget.double()
-    total = forget.cumsum(1)
-    first = torch.zeros_like(total[:, 0]) if first_BH is None else first_BH.double()
+    forget = inputs.log_forget.to(exact_dtype(inputs.log_forget.device))
+    total = running_sums(forget, 1)
+    first = torch.zeros_like(total[:, 0]) if first_BH is None else first_BH.to(total.dtype)
     if segments is None:
         raised = torch.cat([first[:, None], inputs.log_input - total], dim=1).cummax(1).values[:, 1:] + total
         level = raised.to(inputs.log_input.dtype)
