@@ -11,7 +11,14 @@ from basecap.mixers._parts import ShortConvolution, rms_norm
 from basecap.mixers._recipes import ParameterRecipe, default_recipe, normal
 from basecap.mixers._state_space import convolve, convolve_step
 from basecap.ops import Influence
-from basecap.ops.delta_rule import channel_delta_rule, channel_influence, delta_rule, influence
+from basecap.ops.delta_rule import (
+    channel_delta_rule,
+    channel_influence,
+    decoupled_delta_rule,
+    decoupled_influence,
+    delta_rule,
+    influence,
+)
 
 #: The library of the authors of DeltaNet: repository and commit.
 REPOSITORY = "fla-org/flash-linear-attention@bc3b101dcb713ddc5bd8924b66754eb68b5ccf89"
@@ -34,15 +41,27 @@ class DeltaMemory(nn.Module):
     """
 
     def __init__(
-        self, hidden: int, heads: int, key_dim: int, value_dim: int, conv_width: int | None, strongest: float = 1.0
+        self,
+        hidden: int,
+        heads: int,
+        key_dim: int,
+        value_dim: int,
+        conv_width: int | None,
+        strongest: float = 1.0,
+        by_channel: bool = False,
     ):
-        """Build the projections; `conv_width` None: no short convolution; writing strengths are below `strongest`."""
+        """Build the projections; `conv_width` None: no short convolution; writing strengths are below `strongest`.
+
+        `by_channel`: strengths beta are for erasing, one for each channel of the keys, and each channel of the values
+        has one of its own for writing (arXiv 2605.22791).
+        """
         super().__init__()
         self.strongest = strongest
         self.heads, self.key_dim, self.value_dim = heads, key_dim, value_dim
         channels = heads * (2 * key_dim + value_dim)
         self.qkv = nn.Linear(hidden, channels, bias=False)
-        self.beta = nn.Linear(hidden, heads, bias=False)
+        self.beta = nn.Linear(hidden, heads * key_dim if by_channel else heads, bias=False)
+        self.write = nn.Linear(hidden, heads * value_dim, bias=False) if by_channel else None
         self.conv = None
         if conv_width is not None:
             self.conv = ShortConvolution(channels, conv_width, bias=False, activation="silu")
@@ -50,11 +69,17 @@ class DeltaMemory(nn.Module):
     def inputs(
         self, x_BTD: Tensor, projected: Tensor | None = None, segments: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return q, k [B, T, H, K], v [B, T, H, V] and beta [B, T, H]; `projected` is the convolved qkv, if known."""
+        """Return q, k [B, T, H, K], v [B, T, H, V] and beta [B, T, H]; `projected` is the convolved qkv, if known.
+
+        By channel beta is [B, T, H, K] and v comes times its writing strengths.
+        """
         mixed = convolve(self.conv, self.qkv(x_BTD), segments) if projected is None else projected
         keys = self.heads * self.key_dim
         q, k, v = mixed.split([keys, keys, self.heads * self.value_dim], dim=-1)
         beta = self.beta(x_BTD).to(torch.promote_types(x_BTD.dtype, torch.float32)).sigmoid() * self.strongest
+        if self.write is not None:
+            beta = beta.unflatten(-1, (self.heads, self.key_dim))
+            v = v * self.write(x_BTD).sigmoid()
         q, k = self._unit(q) * self.key_dim**-0.5, self._unit(k)
         return q, k, v.unflatten(-1, (self.heads, self.value_dim)), beta
 
@@ -88,7 +113,7 @@ class DeltaMemory(nn.Module):
         """Return the factor in front of each convolved value."""
         q, k, _, beta = self.inputs(x_BTD)
         if log_decay is not None and log_decay.dim() == 4:
-            return channel_influence(q, k, beta, log_decay)
+            return (channel_influence if self.write is None else decoupled_influence)(q, k, beta, log_decay)
         return influence(q, k, beta, log_decay)
 
     def recipe(self) -> dict[str, ParameterRecipe]:
@@ -115,7 +140,8 @@ class DeltaMemory(nn.Module):
         segments: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         if log_decay is not None and log_decay.dim() == 4:
-            return channel_delta_rule(*inputs, log_decay, state_BHKV=state, segments=segments)
+            run = channel_delta_rule if self.write is None else decoupled_delta_rule
+            return run(*inputs, log_decay, state_BHKV=state, segments=segments)
         return delta_rule(*inputs, log_decay, state_BHKV=state, segments=segments)
 
     def _advance(self, x: Tensor, projected: Tensor, log_decay: Tensor | None, cache: Cache) -> Tensor:

@@ -1,12 +1,12 @@
 """Kimi Delta Attention (arXiv 2510.26692): the delta rule with a decay for each channel of the keys."""
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from basecap.mixers._contract import LayerChoice, MixerConfig, choose_heads, divide, hybrid, mixer
+from basecap.mixers._contract import LayerChoice, MixerConfig, Variant, choose_heads, divide, hybrid, mixer
 from basecap.mixers._delta import REPOSITORY, DeltaMemory, DeltaMixer
 from basecap.mixers._parts import rms_norm
 from basecap.mixers._recipes import LayerSpec, ParameterRecipe, constant, default_recipe, normal
@@ -26,6 +26,15 @@ EPS = 1e-5
     summary="delta rule with a data-dependent decay per channel, short convolutions, gated norm",
     source=f"{REPOSITORY}: fla/layers/kda.py, fla/models/kda/modeling_kda.py, fla/ops/kda/naive.py",
     differences=("Keys, queries and values have the same heads; fla's option of more value heads is left out.",),
+    variants={
+        "gated-deltanet-2": Variant(
+            options={"gates": "channel"},
+            paper="arXiv 2605.22791",
+            summary="delta rule that decays, erases and writes by channel, short convolutions, gated norm",
+            source=f"{REPOSITORY}: fla/layers/gdn2.py, fla/ops/gdn2/naive.py",
+            differences=("fla has the layer alone, without a model: it starts and trains as KDA does.",),
+        ),
+    },
 )
 class KDA(DeltaMixer):
     """The KDA mixer: delta rule with decays per channel, norm of each head's output, low-rank gate, projection."""
@@ -40,6 +49,10 @@ class KDA(DeltaMixer):
             description="size of a head, and rank of decay and gate; hidden / heads when not given",
         )
         conv_width: int = Field(4, ge=1, description="tokens the short convolutions see")
+        gates: Literal["head", "channel"] = Field(
+            "head",
+            description="a writing strength for each head, or erasing and writing strengths for each channel",
+        )
         negative: bool = Field(False, description="writing strengths up to 2, so that the memory may change its sign")
 
     sizes: ClassVar = {768: {"heads": 6}, 2048: {"heads": 16}}
@@ -49,7 +62,9 @@ class KDA(DeltaMixer):
         heads = config.heads or choose_heads(layer.hidden, None, head_dim=128)
         dim = config.head_dim or divide(layer.hidden, heads, "hidden size by heads")
         strongest = 2.0 if config.negative else 1.0
-        self.memory = DeltaMemory(layer.hidden, heads, dim, dim, config.conv_width, strongest)
+        self.memory = DeltaMemory(
+            layer.hidden, heads, dim, dim, config.conv_width, strongest, by_channel=config.gates == "channel"
+        )
         self.decay_down = nn.Linear(layer.hidden, dim, bias=False)
         self.decay_up = nn.Linear(dim, heads * dim, bias=False)
         self.A_log = nn.Parameter(torch.empty(heads))

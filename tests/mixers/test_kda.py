@@ -1,4 +1,4 @@
-"""Kimi Delta Attention: parity with transformers' Kimi Linear, the definition, identities, published sizes."""
+"""Kimi Delta Attention and Gated DeltaNet-2: parity with transformers and fla, identities, published sizes."""
 
 import sys
 
@@ -10,7 +10,7 @@ from basecap.mixers.deltanet import DeltaNet
 from basecap.mixers.kda import KDA
 from basecap.models.config import model_config
 from basecap.models.language_model import LanguageModel
-from basecap.ops.delta_rule import channel_delta_rule, delta_rule
+from basecap.ops.delta_rule import channel_delta_rule, decoupled_delta_rule, delta_rule
 
 
 def build(seed: int = 0, **options: object) -> KDA:
@@ -88,6 +88,30 @@ def test_the_memory_follows_the_recurrence_of_fla():
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
+def test_the_memory_of_gated_deltanet_2_follows_the_recurrence_of_fla():
+    naive = pytest.importorskip("fla.ops.gdn2.naive").naive_recurrent_gdn2
+    generator = torch.Generator().manual_seed(2)
+    q, k, v, f, b, w = torch.randn(6, 2, 40, 3, 8, generator=generator)
+    q, k = (torch.nn.functional.normalize(x, dim=-1) for x in (q, k))
+    b, w, g = b.sigmoid(), w.sigmoid(), -4.0 * f.abs()
+    state = torch.randn(2, 3, 8, 8, generator=generator)
+    ours = decoupled_delta_rule(q * 8**-0.5, k, w * v, b, g, state_BHKV=state)
+    for found, expected in zip(ours, naive(q, k, v, g, b, w, None, state, True), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_equal_strengths_of_all_channels_are_kda():
+    """Gated DeltaNet-2 whose maps to the strengths have the same row for every channel of a head is KDA."""
+    plain, wide = build(), build(gates="channel")
+    with torch.no_grad():
+        own = dict(plain.named_parameters())
+        for name, parameter in wide.named_parameters():
+            rows = own["memory.beta.weight" if name == "memory.write.weight" else name]
+            parameter.copy_(rows if rows.shape == parameter.shape else rows.repeat_interleave(8, dim=0))
+    x = torch.randn(2, 40, 32, generator=torch.Generator().manual_seed(6))
+    torch.testing.assert_close(wide(x), plain(x), rtol=1e-4, atol=1e-6)
+
+
 @pytest.mark.parametrize("log_decay", [None, -0.3])
 def test_equal_decays_are_those_of_gated_deltanet_and_none_those_of_deltanet(log_decay: float | None):
     memory = DeltaNet(DeltaNet.Config(heads=2), LayerSpec(hidden=16)).double()
@@ -113,3 +137,7 @@ def test_published_size():
     projections, bottlenecks, convolutions = 4 * 768**2, 4 * 128 * 768, 3 * 768 * 4
     rest = 768 * 6 + 6 + 768 + 768 + 128  # writing strengths, A, biases of decay and gate, gain
     assert sum(p.numel() for p in mixer.parameters()) == projections + bottlenecks + convolutions + rest
+    with torch.device("meta"):
+        wide = LanguageModel(model_config("gated-deltanet-2", hidden=768, vocab=32_000)).blocks[0].mixer
+    # The strengths of each channel of keys and values in place of those of 6 heads.
+    assert sum(p.numel() for p in wide.parameters()) - sum(p.numel() for p in mixer.parameters()) == 768 * (2 * 768 - 6)

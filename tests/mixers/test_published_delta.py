@@ -70,6 +70,9 @@ CHANNEL_GATES = (
     Row(r"mixer\.dt_bias", steps(1e-3, 0.1), decay=False),
 )
 
+#: The layer alone, with the values of KDA.
+GATED_2 = f"{COMMIT}: fla/layers/gdn2.py, fla/ops/gdn2/naive.py"
+
 GLA = f"{COMMIT}: fla/layers/gla.py, fla/models/gla/modeling_gla.py"
 HGRN_2 = f"{COMMIT}: fla/layers/hgrn2.py, fla/models/hgrn2/modeling_hgrn2.py"
 RETNET = f"{COMMIT}: fla/layers/multiscale_retention.py, fla/models/retnet/modeling_retnet.py"
@@ -85,6 +88,10 @@ TABLES = {
     "hgrn-2": Table(source=HGRN_2, rows=(*LINEAR, OUT, Row(r"mixer\.bound", bounds, decay=False, differs=OWN_BOUNDS))),
     "retnet": Table(source=RETNET, rows=(*LINEAR, replace(NONE, differs="is shrunk with depth: at fla"))),
     "kda": Table(source=KDA, rows=(*COMMON, *CONVOLUTION, *CHANNEL_GATES)),
+    "gated-deltanet-2": Table(
+        source=GATED_2,
+        rows=(*COMMON, Row(r"mixer\.memory\.write\.weight", normal(0.02)), *CONVOLUTION, *CHANNEL_GATES),
+    ),
     "deltanet": Table(source=DELTANET, rows=(*COMMON, *CONVOLUTION)),
     "deltanet w/o conv": Table(source=DELTANET, rows=(*COMMON, NONE)),
     "gated-deltanet": Table(source=GATED, rows=(*COMMON, *CONVOLUTION, *GATES)),

@@ -31,7 +31,7 @@ def names_of(x: Callable[..., Any]) -> list[str]:
 
 
 #: Cases of an op that hands its tensors to another one, whose families run.
-OF_ANOTHER = {"delta rule by channel"}
+OF_ANOTHER = {"delta rule by channel", "delta rule, decoupled"}
 
 
 def test_every_op_is_checked_in_every_way_it_is_called():

@@ -45,12 +45,14 @@ def assemble(reads: Tensor, writes: Tensor, log_decay: Tensor) -> TokenBlock:
     decay = log_decay.exp()
     while reads.shape[-3] > 1:
         columns = writes.shape[-2]
-        old_reads, new_reads = reads[..., 0::2, :, :], reads[..., 1::2, :, :]
-        old_writes, new_writes = writes[..., 0::2, :, :], writes[..., 1::2, :, :]
-        old_decay, new_decay = decay[..., 0::2, :], decay[..., 1::2, :]
+        # Not slices, whose gradients would each be filled up with zeros.
+        (old_reads, new_reads), (old_writes, new_writes), (old_scores, new_scores) = (
+            x.unflatten(-3, (-1, 2)).unbind(-3) for x in (reads, writes, scores)
+        )
+        old_decay, new_decay = decay.unflatten(-2, (-1, 2)).unbind(-2)
         between = new_reads @ old_writes.transpose(-1, -2)
-        above = F.pad(scores[..., 0::2, :, :], (0, columns))
-        below = torch.cat([between, scores[..., 1::2, :, :]], dim=-1)
+        above = F.pad(old_scores, (0, columns))
+        below = torch.cat([between, new_scores], dim=-1)
         scores = torch.cat([above, below], dim=-2)
         reads = torch.cat([old_reads, new_reads * old_decay[..., None, :]], dim=-2)
         writes = torch.cat([old_writes * new_decay[..., None, :], new_writes], dim=-2)

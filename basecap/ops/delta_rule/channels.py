@@ -1,0 +1,58 @@
+"""The delta rule with a decay for each channel of the keys as matrix products over chunks, in plain PyTorch.
+
+With Z the state that enters a chunk, x_t = v_t - (e_t * k_t)^T diag(a_t) S_{t-1} is what token t writes. By the scores
+of `_recurrence.blocks` (reads e k and q, writes k) the x of a chunk solve a unit triangular system,
+
+    x = v - A_e x - e~ Z    so    x = X - W Z,    X = (1 + A_e)^-1 v,    W = (1 + A_e)^-1 e~,
+
+and what is left between chunks is one product with a K x K matrix:
+
+    o = A_q X + (q~ - A_q W) Z,    Z' = (diag(decay) - k~^T W) Z + k~^T X.
+"""
+
+import torch
+from torch import Tensor
+
+from basecap.ops._recurrence.blocks import MASKED_LOG_DECAY, assemble, carry, chunks, power_of_two, starts, unchunk
+
+#: Tokens per chunk.
+CHUNK = 32
+
+
+def channel_delta_rule(
+    q_BTHK: Tensor,
+    k_BTHK: Tensor,
+    v_BTHV: Tensor,
+    erased_BTHK: Tensor,
+    log_decay_BTHK: Tensor,
+    state_BHKV: Tensor | None = None,
+    segments: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Return outputs [B, T, H, V] and the final state; computed in float32 or wider, O(T * (CHUNK + K V / CHUNK)).
+
+    `erased` is e * k, what the state is read with before token t writes; values come with their writing strengths.
+    """
+    wide = torch.promote_types(v_BTHV.dtype, torch.float32)
+    B, T, H, V = v_BTHV.shape
+    size = min(CHUNK, power_of_two(T))
+    q, k, erased, log_decay = (x.to(wide) for x in (q_BTHK, k_BTHK, erased_BTHK, log_decay_BTHK))
+    decay = log_decay.exp()
+    reads = torch.stack([erased * decay, q * decay], dim=-2)
+    new = starts(segments)
+    if new is not None:
+        reads = reads.masked_fill(new[..., None, None, None], 0.0)
+        log_decay = log_decay.masked_fill(new[..., None, None], MASKED_LOG_DECAY)
+    reads_BHMC2K = chunks(reads.flatten(-2), size).unflatten(-1, (2, -1))
+    # The padding, whose log decay is zero, leaves the state as it is.
+    block = assemble(reads_BHMC2K, chunks(k, size)[..., None, :], chunks(log_decay, size))
+    A_e, A_q = block.scores.unflatten(-2, (size, 2)).unbind(-2)
+    e_in, q_in = block.reads.unflatten(-2, (size, 2)).unbind(-2)
+    A_q = A_q + torch.diag_embed(chunks((q * k).sum(-1, keepdim=True), size)[..., 0])
+    right = torch.cat([chunks(v_BTHV.to(wide), size), e_in], dim=-1)
+    solved = torch.linalg.solve_triangular(A_e, right, upper=False, unitriangular=True)
+    seen, stored = (rows @ solved for rows in (A_q, block.writes.transpose(-1, -2)))
+    step_BHMKK = torch.diag_embed(block.decay) - stored[..., V:]
+    state = solved.new_zeros(B, H, k.shape[3], V) if state_BHKV is None else state_BHKV.to(wide)
+    entering, state = carry(step_BHMKK, stored[..., :V], state)
+    o_BHMCV = seen[..., :V] + (q_in - seen[..., V:]) @ entering
+    return unchunk(o_BHMCV, T).to(v_BTHV.dtype), state
