@@ -284,7 +284,7 @@ def report(
     gc.freeze()
     directory = out or directories[0]
     if live:
-        write_live_report(directories, directory, log)
+        write_live_report(directories, directory, log, costs)
     made = _report(directories, directory, costs=costs, images=figures)
     if tables is not None:
         sheets = [] if made.joined is None else list(joined_sheets(made.joined))

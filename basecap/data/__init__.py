@@ -5,7 +5,7 @@ from basecap.data.config import DataConfig
 from basecap.data.preparation import check_text, find_prepared, missing_inputs, prepare, remote_inputs
 from basecap.data.prepared import DocumentSet, PreparedData, inspect
 from basecap.data.stream import TrainStream
-from basecap.data.tokenizer import Tokenizer, check_vocabulary
+from basecap.data.tokenizer import Tokenizer, check_vocabulary, known_tokenizer
 
 __all__ = [
     "DataConfig",
@@ -18,6 +18,7 @@ __all__ = [
     "check_vocabulary",
     "find_prepared",
     "inspect",
+    "known_tokenizer",
     "missing_inputs",
     "prepare",
     "remote_inputs",

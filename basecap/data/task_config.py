@@ -142,6 +142,13 @@ class TaskSection(BaseModel):
             if task.cell in [other.cell for other in found]:
                 raise ConfigError(f"task {name!r} has the cell {_text(task.cell)} twice; remove one of them.")
             found.append(task)
+        foreign = [set(cell) - _fields(name) for cell in cells or ()]
+        if not found and foreign and all(foreign):
+            lacks, own = min(foreign[0]), ", ".join(f"{key}: {value}" for key, value in build_task(name).cell.items())
+            raise ConfigError(
+                f"every cell of this study has an option that task {name!r} lacks, such as {lacks!r}; set task.cells "
+                f"to cells that fit it, such as [{{{own}}}], or to null for its published grid."
+            )
         if not found:
             raise ConfigError(f"no cell fits task {name!r}: {reason}")
         return tuple(found)

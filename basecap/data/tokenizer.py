@@ -214,17 +214,18 @@ class Tokenizer:
         return self._sizes[token, first]
 
     @classmethod
-    def load(cls, path: Path) -> "Tokenizer":
-        """Read a tokenizer.json, or the one in a directory; raises ConfigError when it is missing or invalid."""
+    def load(cls, path: Path, remedy: str = "give one with --set data.tokenizer=FILE") -> "Tokenizer":
+        """Read a tokenizer.json, or the one in a directory; raises ConfigError when it is missing or invalid.
+
+        `remedy` says what helps where it is invalid.
+        """
         file = path / "tokenizer.json" if path.is_dir() else path
         try:
             return cls(read_file(file, LARGEST_FILE).decode("utf-8"))
         except OSError as error:
             raise ConfigError(f"tokenizer {file} cannot be read ({error.strerror}); give a tokenizer.json.") from error
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            raise ConfigError(
-                f"{file} is not a valid tokenizer.json; give one with --set data.tokenizer=FILE."
-            ) from error
+            raise ConfigError(f"{file} is not a valid tokenizer.json; {remedy}.") from error
 
     @classmethod
     def from_hub(cls, name: str) -> "Tokenizer":
@@ -274,6 +275,13 @@ def is_local(name: str) -> bool:
         return isinstance(try_to_load_from_cache(name, "tokenizer.json"), str)
     except ValueError:  # not a valid name on the hub
         return False
+
+
+def known_tokenizer(name: str) -> Tokenizer | None:
+    """Return the tokenizer `name` of a study if it is known before text is prepared: bytes, or a file that exists."""
+    if name == "bytes":
+        return byte_tokenizer()
+    return Tokenizer.load(Path(name)) if name != "bpe" and Path(name).exists() else None
 
 
 def byte_tokenizer() -> Tokenizer:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 
+from basecap.data import Tokenizer
 from basecap.data.config import Line
 from basecap.data.workload import Workload
 from basecap.errors import ConfigError
@@ -126,6 +127,12 @@ class Evaluation(ABC, Generic[W]):
 
     def refuse_missing(self) -> None:
         """Raise ConfigError, DataError if something besides the run's data is missing, before data is prepared."""
+
+    def check_tokens(self, tokenizer: Tokenizer | None, length: int) -> None:
+        """Raise DataError if models of `length` tokens, or texts in the tokens of `tokenizer`, cannot be measured.
+
+        Called before text is prepared; `tokenizer` is None where it is not known by then.
+        """
 
     def check(self, data: W, length: int) -> None:
         """Raise DataError if `data` lacks something that models of `length` tokens are measured on.

@@ -3,16 +3,17 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import groupby
+from typing import Annotated
 
 import numpy as np
 import torch
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 from torch import Tensor
 
 from basecap.data import PreparedData
 from basecap.data.config import Count
 from basecap.data.tokenizer import Tokenizer
-from basecap.errors import DataError
+from basecap.errors import ConfigError, DataError
 from basecap.evals import _needles
 from basecap.evals._contract import (
     Context,
@@ -59,7 +60,7 @@ class PasskeyRetrieval(SharedEvaluation[PreparedData]):
             description="whose prompts: those of NVIDIA/RULER, or those of niah_single_1 of lm-evaluation-harness, "
             "which are shorter and do not count the beginning of the answer",
         )
-        lengths: tuple[Count, ...] | None = Field(
+        lengths: tuple[Annotated[Count, Field(ge=1)], ...] | None = Field(
             None,
             min_length=1,
             description="maximum tokens of a prompt and its answer (default: 4,096 to 65,536, doubled, and 102,400, up "
@@ -79,6 +80,15 @@ class PasskeyRetrieval(SharedEvaluation[PreparedData]):
         )
         batch: Count = Field(8, ge=1, le=2**16, description="answers that are written at once")
         tokens_per_batch: Count = Field(131_072, ge=1, le=2**30, description="tokens of prompts per forward pass")
+
+        @model_validator(mode="after")
+        def _answers_fit(self) -> "PasskeyRetrieval.Config":
+            if self.lengths is not None and min(self.lengths) <= self.answer:
+                raise ConfigError(
+                    f"passkey: {min(self.lengths):,} tokens have no room for a prompt and an answer of "
+                    f"{self.answer:,}; raise lengths, or lower answer."
+                )
+            return self
 
         @field_validator("lengths")
         @classmethod
@@ -106,9 +116,15 @@ class PasskeyRetrieval(SharedEvaluation[PreparedData]):
 
     def check(self, data: PreparedData, length: int) -> None:
         """Raise DataError if a length has no room for the shortest prompt, or models are shorter than any length."""
-        prompts = self._prompts(data.tokenizer)
-        for longest in self._lengths(length):
-            prompts.refuse_short(longest)
+        self.refuse_missing()
+        self.check_tokens(data.tokenizer, length)
+
+    def check_tokens(self, tokenizer: Tokenizer | None, length: int) -> None:
+        """Raise DataError as `check`; where the words of prompts are missing, `refuse_missing` says so."""
+        lengths = self._lengths(length)
+        if tokenizer is not None and _needles.has_words():
+            for longest in lengths:
+                self._prompts(tokenizer).refuse_short(longest)
 
     def most_tokens(self, length: int) -> int:
         """Return how many tokens prompts and answers have at most."""

@@ -38,7 +38,7 @@ def import_model(folder: Path, out: Path, name: str | None = None) -> RunRecords
     (made,) = records.imported(name)
     if made.path.exists() or name in [entry.name for entry in study.architectures]:
         raise ConfigError(f"{out} has a model called {name!r} already; give another name with --name.")
-    model, tokenizer = read_model(folder), Tokenizer.load(folder)
+    model, tokenizer = read_model(folder), Tokenizer.load(folder, "download it again")
     check_vocabulary(model.config.vocab, tokenizer)
     own = recorded_data(study, out).tokenizer.fingerprint != tokenizer.fingerprint
     info = _info(name, folder, model, study.length, "own" if own else "study")

@@ -3,10 +3,12 @@
 import json
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
+from transformers.utils import logging as progress
 
 from basecap.analysis.runs import failed_checks
 from basecap.data.tokenizer import Tokenizer
@@ -71,7 +73,8 @@ def write_folder(run: Path, folder: Path) -> None:
     study = validate(held.study(), str(held.path / "study.yaml"))
     _refuse_without_decoding(info.name, network)
     config = BasecapConfig.of(described, tokenizer.end_of_text, sources(described))
-    BasecapForCausalLM.around(network, config).save_pretrained(folder, max_shard_size=LARGEST_FILE)
+    with _without_bars():
+        BasecapForCausalLM.around(network, config).save_pretrained(folder, max_shard_size=LARGEST_FILE)
     write_tokenizer(tokenizer, folder)
     plugins = plugin_files(described)
     _copy_plugins(plugins, folder)
@@ -87,6 +90,18 @@ def write_folder(run: Path, folder: Path) -> None:
         plugins=[plugin.name for plugin in plugins],
     )
     (folder / "README.md").write_text(card.text(), encoding="utf-8")
+
+
+@contextmanager
+def _without_bars() -> Iterator[None]:
+    """Have transformers draw no progress bar of its own, which would stay on the terminal."""
+    drawn = progress.is_progress_bar_enabled()
+    progress.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if drawn:
+            progress.enable_progress_bar()
 
 
 def write_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:

@@ -4,6 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from numbers import Integral, Real
 from typing import NamedTuple
 
 import torch
@@ -16,6 +17,11 @@ from basecap.models.language_model import Caches, LanguageModel
 
 #: Below this temperature the most probable token is taken: its logit divided by less may be no number.
 COLDEST = 1e-6
+
+
+def is_whole(value: object) -> bool:
+    """Whether something is a whole number, also one of NumPy."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 class Sampling(NamedTuple):
@@ -31,11 +37,13 @@ class Sampling(NamedTuple):
         return self.temperature < COLDEST
 
     def refuse(self) -> None:
-        """Raise ConfigError for a temperature that is negative or not finite, or `top_k` below 1."""
-        if not 0 <= self.temperature < math.inf:
-            raise ConfigError(f"temperature is {self.temperature}; give 0 or a positive number.")
-        if self.top_k is not None and self.top_k < 1:
-            raise ConfigError(f"top_k is {self.top_k}; give at least 1, or None for all tokens.")
+        """Raise ConfigError for a temperature that is negative or no finite number, or `top_k` below 1."""
+        if not isinstance(self.temperature, Real) or not 0 <= self.temperature < math.inf:
+            raise ConfigError(f"temperature is {self.temperature!r}; give 0 or a positive number.")
+        if self.top_k is not None and (not is_whole(self.top_k) or self.top_k < 1):
+            raise ConfigError(f"top_k is {self.top_k!r}; give a whole number, at least 1, or None for all tokens.")
+        if not is_whole(self.seed):
+            raise ConfigError(f"seed is {self.seed!r}; give a whole number.")
 
     def choose(self, logits_BV: Tensor, draw_B: Tensor) -> Tensor:
         """Return the token of each row at which the sum of probabilities exceeds its draw from 0 to 1: int64 [B].

@@ -4,6 +4,7 @@ import contextlib
 import itertools
 from collections.abc import Iterator, Sequence
 
+from basecap.data import known_tokenizer
 from basecap.errors import BasecapError, ConfigError
 from basecap.evals import Evaluation
 from basecap.evals.recall import Recall
@@ -37,6 +38,11 @@ def check(study: StudyConfig, world: int = 1) -> Plan:
             raise ConfigError("train.stop_at needs the evaluation recall at every evaluation point; add it to evals.")
     if study.task is not None:  # tasks need no preparation
         check_evaluations(study, plan.evaluations, Tasks(study.task).workloads())
+    elif any(type(found).check_tokens is not Evaluation.check_tokens for found in plan.evaluations):
+        tokenizer = known_tokenizer(study.text.tokenizer)
+        for found in plan.evaluations:
+            with faults_of(found):
+                found.check_tokens(tokenizer, study.length)
     return plan
 
 

@@ -1,6 +1,7 @@
 """Evaluations of models that were trained elsewhere, on the text of the study that they were imported into."""
 
 from functools import partial
+from pathlib import Path
 
 import torch
 
@@ -13,17 +14,23 @@ from basecap.records import RunRecords
 from basecap.run.evaluation_job import EvaluatedModel, evaluate, is_measured, measured
 from basecap.run.jobs import JobFailure, Runtime, describe_failure, report_failure
 from basecap.study.config import StudyConfig
+from basecap.system.files import real_path
 from basecap.train.checkpoint import load_stored, stored
 from basecap.train.placement import DevicePlacement
 
 
-def evaluate_imported(study: StudyConfig, runtime: Runtime) -> int:
+def evaluate_imported(study: StudyConfig, runtime: Runtime, path: Path | None = None) -> int:
     """Evaluate imported models where an evaluation has no numbers; return how many failed, each of which is logged.
 
     All processes of the group measure each model together.
+
+    Args:
+        study: that they were imported into.
+        runtime: of this process.
+        path: the directory of the only model to evaluate; None: all of them.
     """
-    failed = 0
-    for records in runtime.records.imported():
+    failed, every = 0, runtime.records.imported()
+    for records in every if path is None else [one for one in every if real_path(one.path) == real_path(path)]:
         failures = _evaluate(records, study, runtime)
         for name, failure in failures.items() if runtime.group.is_leader else ():
             report_failure(f"{name} of {records.path.name} failed", failure, runtime.log)

@@ -13,7 +13,7 @@ from basecap.plan.checks import check_evaluations
 from basecap.plan.runs import RunSpec, model_of, moved_points, plan_study
 from basecap.plan.workloads import Material, material_of, vocabulary_of
 from basecap.plugins import load_plugin
-from basecap.records import RunRecords, StudyRecords
+from basecap.records import RunInfo, RunRecords, StudyRecords
 from basecap.records.branches import branch_of
 from basecap.records.evaluation_points import At, includes
 from basecap.run.evaluation_job import StoredPoint, is_measured, measured
@@ -167,7 +167,7 @@ def evaluate_directory(
     Under `torchrun` all processes evaluate each point together, and only the leader returns a number.
 
     Args:
-        path: DIR, or DIR/runs/NAME-sSEED.
+        path: DIR, DIR/runs/NAME-sSEED or DIR/imported/NAME.
         add: evaluations that the study gets, as a study file names them.
         at: the evaluation points to look at, all when None; evaluations that are added run there in later runs too.
         only: the architectures to evaluate; all when empty.
@@ -182,11 +182,11 @@ def evaluate_directory(
         Interrupted: SIGINT, SIGTERM or SIGHUP; the numbers of finished evaluations are recorded.
     """
     info = RunRecords(path).info()
-    alone = info is not None and not info.imported
+    alone, elsewhere = info is not None and not info.imported, info is not None and info.imported
     records = StudyRecords(path if info is None else RunRecords(path).study)
     before, held = records.study(), held_study(records)
     study = with_evaluations(held, [_entry(text, at, held) for text in add], records.path)
-    names = select(study, only) & {*only} if only else select(study, only)  # no reference unless it is named
+    names = _chosen(study, only, path, info)
     loaded = {path: load_plugin(path) for path in plugins}
     chosen, executor_of = device_here(on), EXECUTORS.get(on.executor)
     execution = Execution(study=study, out=records.path, device=str(chosen), plugins=loaded, on=on)
@@ -203,15 +203,25 @@ def evaluate_directory(
         runtime = Runtime(
             records=records, device=chosen, workloads=workloads, evaluations=plan.evaluations, group=group, log=log
         )
-        runs = _finished(plan.runs, runtime, path if alone else None)
+        runs = [] if elsewhere else _finished(plan.runs, runtime, path if alone else None)
         for sentence in moved_points(runs, at or "every", "--at") if group.is_leader else ():
             log(sentence)
         group.run_on_leader(lambda: _add(study, before, runtime))
         with executor_of(execution, runtime, devices) as executor:
             failed = evaluate_stored(runs, runtime, executor, at or "every")
         if study.task is None and not (only or alone):
-            failed += evaluate_imported(study, runtime)
+            failed += evaluate_imported(study, runtime, path if elsewhere else None)
         return failed if group.is_leader else None
+
+
+def _chosen(study: StudyConfig, only: Sequence[str], path: Path, info: RunInfo | None) -> set[str]:
+    """Return the architectures in `only`, without the reference unless it is named; all when empty.
+
+    Raises ConfigError for another one than that of `path`, if it is the directory of one model with an info.
+    """
+    if info is not None and only and (info.imported or {*only} != {info.series}):
+        raise ConfigError(f"{path} is {info.name} alone; leave out --only, or give {RunRecords(path).study}.")
+    return select(study, only) & {*only} if only else select(study, only)
 
 
 def _buildable(

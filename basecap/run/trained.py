@@ -21,6 +21,8 @@ if TYPE_CHECKING:  # importing torch takes seconds: a wrong directory is refused
 
 #: Tokens of the prompts and continuations that a batch decodes, each as long as its longest.
 TOKENS_AT_ONCE = 32_768
+#: Most tokens of a continuation.
+MOST_TOKENS = 2**20
 
 logger = logging.getLogger("basecap.study")
 
@@ -117,15 +119,15 @@ class TrainedModel:
         """
         import torch
 
-        from basecap.models.generate import by_length, generate_each
+        from basecap.models.generate import by_length, generate_each, is_whole
 
         for given, what in ((prompts, "prompts"), (stops, "stops")):
             if isinstance(given, str):
                 raise ConfigError(f"{what} is one text; give a list of texts.")
         if "" in stops:
             raise ConfigError("a text to stop at is empty; give at least one character.")
-        if tokens < 1:
-            raise ConfigError(f"tokens is {tokens}; give at least 1.")
+        if not is_whole(tokens) or not 1 <= tokens <= MOST_TOKENS:
+            raise ConfigError(f"tokens is {tokens!r}; give a whole number from 1 to {MOST_TOKENS:,}.")
         ids = [self._encoded(prompt) or [self.tokenizer.end_of_text] for prompt in prompts]
         starts = [torch.tensor(one, dtype=torch.int64, device=self._device) for one in ids]
         sample = partial(generate_each, self.network, temperature=temperature, top_k=top_k, seed=seed)

@@ -143,6 +143,10 @@ def test_a_task_can_have_options_of_its_own():
         ({"cells": [{"length": "long"}]}, "should be a number"),
         ({"cells": CELLS[:1] * 2}, "has the cell length 16, pairs 1 twice"),
         ({"test": ["mqar-k4v8"], "cells": CELLS[:1]}, "no cell fits task 'mqar-k4v8'"),
+        (
+            {"train": ["mqar", "parity"], "cells": CELLS},
+            r"option that task 'parity' lacks, such as 'pairs'; set task.cells to cells .* \[\{length: 64\}\], or",
+        ),
     ],
 )
 def test_what_cannot_be_trained_is_refused(changes, words):

@@ -101,8 +101,12 @@ def test_what_cannot_be_asked_is_refused(context, monkeypatch):
 
     with pytest.raises(ConfigError, match="name each length once"):
         build(lengths=[900, 900])
+    with pytest.raises(ConfigError, match=r"'lengths.0' of evaluation 'passkey' cannot be -5: it should be greater"):
+        build(lengths=[-5])
+    with pytest.raises(ConfigError, match="passkey: 8 tokens have no room for a prompt and an answer of 8; raise"):
+        build(lengths=[8])
     with pytest.raises(DataError, match="models read 48 tokens, fewer than the 4,096 of its shortest prompts"):
-        build(lengths=None).check(context.data, 48)
+        build(lengths=None).check_tokens(None, 48)  # before text is prepared
     with pytest.raises(DataError, match=r"a prompt of 5 lines has \d+ tokens, so .* longer than 700; raise lengths"):
         build(lengths=[900, 700]).check(context.data, 48)
     config = model_config("transformer++ absolute", hidden=16, vocab=257, layers=1, max_length=1499)

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -57,10 +58,10 @@ def published(folder: Path, tokenizer: Tokenizer) -> Path:
     return folder
 
 
-def measure(study: Path) -> list[str]:
+def measure(study: Path, only: Sequence[str] = ()) -> list[str]:
     said: list[str] = []
     on = Resources(device="cpu")
-    failed = evaluate_directory(study, add=(), at=None, only=(), on=on, plugins=(), log=said.append)
+    failed = evaluate_directory(study, add=(), at=None, only=only, on=on, plugins=(), log=said.append)
     assert failed == 0
     return said
 
@@ -129,14 +130,25 @@ def test_an_imported_model_is_loaded_and_evaluated_by_its_directory(study: Path,
     for wrong, message in (
         (lambda: loaded.generate_each("the river"), "prompts is one text; give a list of texts."),
         (lambda: loaded.generate_each(["a"], stops="river"), "stops is one text; give a list of texts."),
-        (lambda: loaded.generate("a", 0), "tokens is 0; give at least 1."),
+        (lambda: loaded.generate("a", 0), "tokens is 0; give a whole number from 1 to 1,048,576."),
+        (lambda: loaded.generate("a", 2.5), "tokens is 2.5; give a whole number from 1 to 1,048,576."),
+        (lambda: loaded.generate("a", 2**21), "tokens is 2097152; give a whole number from 1 to 1,048,576."),
+        (lambda: loaded.generate("a", temperature="hot"), "temperature is 'hot'; give 0 or a positive number."),
+        (lambda: loaded.generate("a", seed="x"), "seed is 'x'; give a whole number."),
+        (
+            lambda: loaded.generate("a", top_k=True),
+            "top_k is True; give a whole number, at least 1, or None for all tokens.",
+        ),
         (lambda: loaded.losses(b"a"), "b'a' is not text; give a str."),
     ):
         with pytest.raises(ConfigError) as caught:
             wrong()
         assert str(caught.value) == message
+    (other,) = [import_model(published(tmp_path / "other", byte_tokenizer()), study)]
     measure(made.path)
-    assert {one.eval for one in made.evals()} == {"domain-loss", "copying"}
+    assert {one.eval for one in made.evals()} == {"domain-loss", "copying"} and not other.evals()
+    with pytest.raises(ConfigError, match="tiny is tiny alone; leave out --only, or give "):
+        measure(made.path, only=["transformer++"])
     with pytest.raises(ConfigError, match="was trained elsewhere; give transformers the folder that it came from"):
         export(made.path, str(tmp_path / "x"))
 
@@ -167,6 +179,11 @@ def test_nothing_is_left_of_an_import_that_fails(study: Path, tmp_path: Path, mo
         patched.setattr(RunRecords, "write_info", fail)
         with pytest.raises(DataError, match="the disk is full; free disk space or"):
             import_model(folder, study)
+    whole = (folder / "tokenizer.json").read_text()
+    (folder / "tokenizer.json").write_text("{}")
+    with pytest.raises(ConfigError, match=r"tokenizer.json is not a valid tokenizer.json; download it again\.$"):
+        import_model(folder, study)
+    (folder / "tokenizer.json").write_text(whole)
     index = folder / "model.safetensors.index.json"
     for content in ({}, {"weight_map": ["a"]}, {"weight_map": {"a": 5}}):
         index.write_text(json.dumps(content))

@@ -187,7 +187,7 @@ def context_of(study: StudyRecords) -> Context:
 def test_the_command_names_the_folder_and_refuses_one_that_exists(study: StudyRecords, folder: Path, tmp_path: Path):
     path, runner = str(study.run("transformer++", 0).path), CliRunner()
     done = runner.invoke(app, ["export", path, "--to", str(tmp_path / "new")])
-    assert done.exit_code == 0 and done.stdout == f"model: {tmp_path / 'new'}\n"
+    assert done.exit_code == 0 and done.stdout == f"model: {tmp_path / 'new'}\n" and done.stderr == ""
     for arguments, message in (
         ([path, "--to", str(folder)], f"{folder} exists; give a directory that does not, or remove it."),
         ([str(folder), "--to", "x"], f"{folder} is not the directory of a run; give DIR/runs/NAME-sSEED."),

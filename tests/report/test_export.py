@@ -90,6 +90,10 @@ def test_a_live_report_follows_a_study_to_its_end(tmp_path, monkeypatch):
         monkeypatch.setattr("basecap.report.live.time.sleep", goes_on)
         said = []
         write_live_report([tmp_path], tmp_path, said.append)
+    shown = (tmp_path / "report.html").read_bytes()
+    with pytest.raises(DataError, match=r"none\.json cannot be read"):
+        write_live_report([tmp_path], tmp_path, said.append, [tmp_path / "none.json"])
+    assert (tmp_path / "report.html").read_bytes() == shown
     assert len(pages) == 2 and all('http-equiv="refresh"' in page for page in pages)
     assert 'http-equiv="refresh"' not in (tmp_path / "report.html").read_text()
     assert "still running" in said[0] and "still running" not in said[-1]
