@@ -144,7 +144,7 @@ def _own(config: ModelConfig, setting: BenchSetting, device: torch.device) -> Ro
     optimiser = build_optimiser(model, model.recipe(), TrainConfig(tokens=1))
     if device.type == "cuda":
         model.compile_training()
-    row = _row(model, lambda x: model(x[:, :-1], x[:, 1:]), optimiser, setting, device)
+    row = _row(model, lambda x: sum(model(x[:, :-1], x[:, 1:], auxiliary=True)[:2]), optimiser, setting, device)
     peak = next((peak for part, peak in PEAK.items() if part in describe(device)["device"]), None)
     rate, palm_rate = (
         flops * setting.batch / (row["ms_per_step"] / 1e3)

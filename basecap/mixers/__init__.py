@@ -15,7 +15,7 @@ from basecap.mixers._contract import (
     initialise,
     mixer,
 )
-from basecap.mixers._faults import build_mixer, declared_cost, error_location, refuse_other_shape
+from basecap.mixers._faults import build_mixer, declared_cost, error_location, refuse_other_losses, refuse_other_shape
 from basecap.mixers._forward_only import ForwardOnly
 from basecap.mixers._parts import ShortConvolution, positions_of, rms_norm, rotary
 from basecap.mixers._recipes import (
@@ -73,6 +73,7 @@ __all__ = [
     "normal",
     "orthogonal",
     "positions_of",
+    "refuse_other_losses",
     "refuse_other_shape",
     "residual_std",
     "rms_norm",

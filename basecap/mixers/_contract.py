@@ -104,6 +104,15 @@ class Mixer(nn.Module, ABC):
         return None
 
     @property
+    def auxiliary(self) -> Mapping[str, float]:
+        """Weights of losses of its own, by name, which training adds to that of the model; none by default.
+
+        `forward` then takes the keyword `losses`, a dict or None, and writes each loss to the dict, a scalar. It gets a
+        dict in training only, so that no evaluation has these losses.
+        """
+        return {}
+
+    @property
     def exact_gradient(self) -> bool:
         """Whether backward is the derivative of forward; False for surrogates such as straight-through."""
         return True

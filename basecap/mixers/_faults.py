@@ -10,6 +10,8 @@ from basecap.errors import ConfigError, describe_error
 from basecap.registry import source_location
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from torch import Tensor
 
     from basecap.mixers._contract import Mixer, MixerConfig
@@ -49,6 +51,17 @@ def refuse_other_shape(mixer: "Mixer", output: "Tensor", x_BTD: "Tensor") -> Non
         where = f"{type(mixer).__name__} ({source_location(type(mixer))})"
         wanted, given = list(x_BTD.shape), found if isinstance(found, str) else list(found)
         raise ConfigError(f"mixer {where} must return [B, T, D] like its input, {wanted}, not {given}.")
+
+
+def refuse_other_losses(mixer: "Mixer", found: "Mapping[str, Tensor]") -> None:
+    """Raise ConfigError unless a mixer's `forward` has written the auxiliary losses that it declares, and scalars."""
+    if found.keys() == mixer.auxiliary.keys() and not any(value.dim() for value in found.values()):
+        return
+    where, declared = f"{type(mixer).__name__} ({source_location(type(mixer))})", sorted(mixer.auxiliary)
+    if sorted(found) != declared:
+        raise ConfigError(f"mixer {where} declares the auxiliary losses {declared}, but forward gave {sorted(found)}.")
+    shapes = ", ".join(f"{name} {list(value.shape)}" for name, value in found.items())
+    raise ConfigError(f"the auxiliary losses of mixer {where} must be scalars, not {shapes}.")
 
 
 def declared_cost(mixer: "Mixer", what: str, length: int) -> float:

@@ -1,8 +1,9 @@
 """One residual block for every architecture: norm and mixer, then, in some backbones, norm and feed-forward layer."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 
 from basecap.mixers import (
@@ -12,6 +13,7 @@ from basecap.mixers import (
     ParameterRecipe,
     declared_cost,
     default_recipe,
+    refuse_other_losses,
     refuse_other_shape,
     step_rows,
 )
@@ -19,6 +21,10 @@ from basecap.models.backbones import Backbone, FeedForwardLayer
 
 #: Activations between two blocks: the residual stream, and the output of the previous block, if any, still to be added.
 Stream = tuple[Tensor, Tensor | None]
+#: Auxiliary losses of a block, scalars by name.
+Losses = dict[str, Tensor]
+#: `Block.forward`, possibly compiled.
+BlockForward = Callable[..., tuple[Tensor, Tensor | None, Losses]]
 
 
 def total(x: Tensor, added: Tensor | None) -> Tensor:
@@ -83,17 +89,30 @@ class Block(nn.Module):
         self.canon_c = Canon(mixer.layer.hidden) if "c" in places and self.feed_forward is not None else None
 
     def forward(
-        self, x_BTD: Tensor, added_BTD: Tensor | None, segments: Tensor | None, shared: dict[str, Tensor]
-    ) -> Stream:
-        """Transform a batch, x + added; `segments` and `shared` as in `Mixer`."""
+        self,
+        x_BTD: Tensor,
+        added_BTD: Tensor | None,
+        segments: Tensor | None,
+        shared: dict[str, Tensor],
+        auxiliary: bool = False,
+    ) -> tuple[Tensor, Tensor | None, Losses]:
+        """Transform a batch, x + added; `segments` and `shared` as in `Mixer`.
+
+        With `auxiliary` the mixer's losses are computed and returned too, as results, so that they count once where
+        activations are recomputed; otherwise there are none.
+        """
         extra = (shared,) if self.mixer.takes_shared else ()
-        x = total(x_BTD, added_BTD)
-        return self._residual(
-            x,
-            lambda h: self.mixer(h, segments, *extra),
+        own: Losses = {}
+        losses = {"losses": own} if auxiliary and self.mixer.auxiliary else {}
+        x, added = self._residual(
+            total(x_BTD, added_BTD),
+            lambda h: self.mixer(h, segments, *extra, **losses),
             lambda feed, h: feed(h, segments),
             lambda canon, name, h: canon(h, segments),
         )
+        if losses:
+            refuse_other_losses(self.mixer, own)
+        return x, added, own
 
     @property
     def continues(self) -> bool:
@@ -177,3 +196,32 @@ class Block(nn.Module):
         mixed = x + added
         h = self.feed_forward_norm(x if self.parallel else mixed)
         return mixed, feed(self.feed_forward, h if self.canon_c is None else convolve(self.canon_c, "canon_c", h))
+
+
+def names_of_auxiliary(blocks: Sequence[Block]) -> list[str]:
+    """Return the names of the auxiliary losses of these blocks."""
+    return sorted({name for block in blocks for name in block.mixer.auxiliary})
+
+
+def gather_auxiliary(blocks: Sequence[Block], losses: Sequence[Losses], like: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the weighted sum of the losses of all blocks, and the mean of each over the blocks that have it, [N].
+
+    The sum has a gradient and the means are without; the dtype is that of `like`.
+    """
+    weighted, means = torch.zeros_like(like), []
+    for block, own in zip(blocks, losses, strict=True):
+        for name, weight in block.mixer.auxiliary.items():
+            weighted = weighted + weight * own[name]
+    for name in names_of_auxiliary(blocks):
+        each = [own[name].detach() for own in losses if name in own]
+        means.append(torch.stack(each).mean().to(like.dtype))
+    return weighted, torch.stack(means) if means else like.new_zeros(0)
+
+
+def through(blocks: Sequence[Callable[..., Stream]], x: Tensor, caches: Sequence[BlockCache]) -> Stream:
+    """Return the activations after `prefill` or `step` of each block."""
+    added: Tensor | None = None
+    shared: dict[str, Tensor] = {}
+    for block, cache in zip(blocks, caches, strict=True):
+        x, added = block(x, added, cache, shared)
+    return x, added

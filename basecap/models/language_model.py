@@ -12,7 +12,16 @@ from torch.utils.checkpoint import checkpoint
 from basecap.errors import ConfigError
 from basecap.mixers import Cache, ParameterRecipe, default_recipe, fill_rows, initialise, normal, positions_of
 from basecap.models.backbones import BACKBONES, Backbone
-from basecap.models.blocks import Block, BlockCache, Stream, total
+from basecap.models.blocks import (
+    Block,
+    BlockCache,
+    BlockForward,
+    Stream,
+    gather_auxiliary,
+    names_of_auxiliary,
+    through,
+    total,
+)
 from basecap.models.config import ModelConfig
 from basecap.models.decoder import Decoder
 from basecap.ops import check_devices, check_segments, keep_choice, keep_products
@@ -36,6 +45,7 @@ class LanguageModel(nn.Module):
         config: what is built.
         checkpointing: whether the backward pass recomputes each block, "selective" all but the costly parts of it.
         compiled: whether `compile_training` was called.
+        auxiliary_losses: names of the losses that its mixers add in training.
     """
 
     def __init__(self, config: ModelConfig, *, checkpointing: bool | Literal["selective"] = False):
@@ -53,7 +63,8 @@ class LanguageModel(nn.Module):
         self.decoder = Decoder(config.hidden, self.backbone.make_norm) if decoded else None
         self.norm = self.backbone.make_norm(config.hidden)
         self.head = None if config.tied else nn.Linear(config.hidden, config.vocab, bias=False)
-        self._training_blocks: list[Callable[..., Stream]] = [*self._blocks]
+        self.auxiliary_losses = names_of_auxiliary(self._blocks)
+        self._training_blocks: list[BlockForward] = [*self._blocks]
         self._training_loss: Callable[..., Tensor] = self._loss
         self._few_shapes_losses: Callable[..., Tensor] = _token_losses
         self.compiled = False
@@ -136,14 +147,21 @@ class LanguageModel(nn.Module):
         blocks = self._training_blocks if torch.is_grad_enabled() else self._blocks
         return self._final(*self._stream(tokens_BT, segments_BT, blocks))
 
-    def forward(self, tokens_BT: Tensor, targets_BT: Tensor, segments_BT: Tensor | None = None) -> Tensor:
+    def forward(
+        self, tokens_BT: Tensor, targets_BT: Tensor, segments_BT: Tensor | None = None, *, auxiliary: bool = False
+    ) -> Tensor | tuple[Tensor, Tensor, Tensor]:
         """Return the mean loss in nats per token over targets >= 0 (a scalar, float32).
 
         Tokens and targets are int64 [B, T]; raises ConfigError as `hidden` does.
+
+        With `auxiliary`, in training, what `gather_auxiliary` returns comes after it: the weighted sum of the losses
+        that mixers add, which is trained on too, and each of `auxiliary_losses`, [N].
         """
         training = torch.is_grad_enabled()
         blocks, loss = (self._training_blocks, self._training_loss) if training else (self._blocks, self._loss)
-        return loss(*self._stream(tokens_BT, segments_BT, blocks), targets_BT)
+        found: list[dict[str, Tensor]] | None = [] if auxiliary else None
+        mean = loss(*self._stream(tokens_BT, segments_BT, blocks, found), targets_BT)
+        return mean if found is None else (mean, *gather_auxiliary(self._blocks, found, mean))
 
     def token_losses(self, tokens_BT: Tensor, targets_BT: Tensor, *, few_shapes: bool = False) -> Tensor:
         """Return the loss of every token in nats [B, T], float32, zero where the target is negative; no gradient.
@@ -209,7 +227,7 @@ class LanguageModel(nn.Module):
         if seen:
             raise ConfigError(f"the caches have seen {seen} tokens; prefill new ones, or continue with step.")
         for piece_BT in tokens_BT.split(max(1, self.reads(tokens_BT.shape[1])), dim=1):
-            x, added = _through(self._block_prefills, self._embed(piece_BT), caches)
+            x, added = through(self._block_prefills, self._embed(piece_BT), caches)
         return self._last_hidden(x, added) if hidden else self._prompt_logits(x, added)
 
     def reads(self, length: int) -> int:
@@ -245,7 +263,7 @@ class LanguageModel(nn.Module):
         x = self._embed(tokens_B1, cache=caches[0].mixer)
         if x.shape[1] > 1:
             raise ConfigError(f"a step reads one token at a time, not {x.shape[1]}; read a prompt with prefill.")
-        x, added = _through(self._block_steps, x, caches)
+        x, added = through(self._block_steps, x, caches)
         return self._last_hidden(x, added) if hidden else self._next_logits(x, added)
 
     @property
@@ -264,7 +282,7 @@ class LanguageModel(nn.Module):
         """
         if not self.continues:
             raise ConfigError("a layer of this model reads further tokens one by one; read them with step.")
-        return self.norm(total(*_through(self._block_prefills, self._embed(tokens_BT), caches)))
+        return self.norm(total(*through(self._block_prefills, self._embed(tokens_BT), caches)))
 
     def parameters_count(self) -> int:
         """Number of parameters, a tied head counted once."""
@@ -282,7 +300,14 @@ class LanguageModel(nn.Module):
         """Bytes of decoding state per sequence of `length` tokens, in the parameters' dtype."""
         return sum(block.state_bytes(length) for block in self._blocks)
 
-    def _stream(self, tokens_BT: Tensor, segments_BT: Tensor | None, blocks: Sequence[Callable[..., Stream]]) -> Stream:
+    def _stream(
+        self,
+        tokens_BT: Tensor,
+        segments_BT: Tensor | None,
+        blocks: Sequence[BlockForward],
+        losses: list[dict[str, Tensor]] | None = None,
+    ) -> Stream:
+        """Return the activations after all blocks; auxiliary losses of each are added to `losses`, if that is given."""
         check_segments(segments_BT, tokens_BT.shape)
         check_devices({"tokens": tokens_BT, "segments": segments_BT})
         if self.decoder is not None and segments_BT is not None:
@@ -292,12 +317,14 @@ class LanguageModel(nn.Module):
         selective = self.checkpointing == "selective"
         recomputed = self.checkpointing and torch.is_grad_enabled() and not (selective and self.compiled)
         for block in blocks:
-            given = (x, added, segments_BT, shared)
+            given = (x, added, segments_BT, shared, losses is not None)
             if recomputed:
                 kept = keep_products if selective else keep_choice
-                x, added = checkpoint(block, *given, use_reentrant=False, context_fn=kept)
+                x, added, own = checkpoint(block, *given, use_reentrant=False, context_fn=kept)
             else:
-                x, added = block(*given)
+                x, added, own = block(*given)
+            if losses is not None:
+                losses.append(own)
         return x, added
 
     def _final(self, x: Tensor, added: Tensor | None) -> Tensor:
@@ -352,15 +379,6 @@ def outline(config: ModelConfig) -> LanguageModel:
     """Build a model on the meta device, to count parameters, FLOPs and state; raises ConfigError."""
     with torch.device("meta"), _NoDraws():
         return LanguageModel(config)
-
-
-def _through(blocks: Sequence[Callable[..., Stream]], x: Tensor, caches: Caches) -> Stream:
-    """Return the activations after `prefill` or `step` of each block."""
-    added: Tensor | None = None
-    shared: dict[str, Tensor] = {}
-    for block, cache in zip(blocks, caches, strict=True):
-        x, added = block(x, added, cache, shared)
-    return x, added
 
 
 def _token_losses(hidden_BTD: Tensor, weight_VD: Tensor, targets_BT: Tensor) -> Tensor:

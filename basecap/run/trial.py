@@ -225,8 +225,8 @@ def _gradients(
     """Compute the clipped gradients of one micro-batch; return its loss and the norm before clipping."""
     optimiser.zero_grad(set_to_none=True)
     with placement.autocast():
-        loss = model(*_inputs(run, placement))
-    loss.backward()
+        loss, weighted, _ = model(*_inputs(run, placement), auxiliary=True)
+    (loss + weighted).backward()
     return loss.detach(), clip_gradients(model, run.train)
 
 

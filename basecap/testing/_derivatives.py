@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 import torch
 from torch import Tensor, nn
 
-from basecap.testing._harness import Check, Harness
+from basecap.testing._harness import Check, Harness, Layers
 
 
 def derivatives(harness: Harness) -> Iterator[Check]:
@@ -15,7 +15,8 @@ def derivatives(harness: Harness) -> Iterator[Check]:
     All directions at once come first, as the sum shows any error that one of them would; each alone finds the place.
     """
     grads = gradients(harness.layers, harness.x, harness.weight)
-    lost = sorted(harness.own_name(name) for name in dict(harness.layers.named_parameters()).keys() - grads.keys())
+    taught = grads.keys() | _taught(harness.layers, harness.x)
+    lost = sorted(harness.own_name(name) for name in dict(harness.layers.named_parameters()).keys() - taught)
     yield harness.check("every parameter learns", len(lost), 0.0, f"no gradient reaches {', '.join(lost)}")
     if not all(mixer.exact_gradient for mixer in harness.layers.mixers):
         return
@@ -26,6 +27,16 @@ def derivatives(harness: Harness) -> Iterator[Check]:
         name, error, allowed = worst(rows)
     broken = f"the gradient of {harness.own_name(name)} differs from the numerical derivative"
     yield harness.check("derivatives", error, allowed, broken)
+
+
+def _taught(layers: Layers, x: Tensor) -> set[str]:
+    """Return the names of the parameters that a gradient of an auxiliary loss reaches."""
+    losses, wanted = layers.losses(x), dict(layers.named_parameters())
+    if not losses:
+        return set()
+    total = torch.stack([*losses.values()]).sum()
+    found = torch.autograd.grad(total, list(wanted.values()), allow_unused=True)
+    return {name for name, grad in zip(wanted, found, strict=True) if grad is not None}
 
 
 def worst(rows: list[tuple[str, float, float]]) -> tuple[str, float, float]:

@@ -32,6 +32,7 @@ from basecap.mixers import (
     generator_for,
     initialise,
     make_generic,
+    refuse_other_losses,
     step_rows,
 )
 from basecap.registry import source_location
@@ -104,6 +105,20 @@ class Layers(nn.Module):
     def forward(self, x_BTD: Tensor, segments: Tensor | None = None) -> Tensor:
         """Mix a batch."""
         return self._chain(x_BTD, lambda mixer, i, x, *shared: mixer(x, segments, *shared))
+
+    def losses(self, x_BTD: Tensor) -> dict[str, Tensor]:
+        """Return the auxiliary losses of the layers that have some."""
+        found: dict[str, Tensor] = {}
+
+        def run(mixer: Mixer, i: int, x: Tensor, *shared: dict[str, Tensor]) -> Tensor:
+            own: dict[str, Tensor] = {}
+            y: Tensor = mixer(x, None, *shared, **({"losses": own} if mixer.auxiliary else {}))
+            refuse_other_losses(mixer, own)
+            found.update({f"{name} of layer {i}": value for name, value in own.items()})
+            return y
+
+        self._chain(x_BTD, run)
+        return found
 
     def init_cache(self, batch: int, max_length: int) -> list[Cache]:
         """Return the empty decoding state of every layer."""

@@ -22,7 +22,7 @@ def first_bad_module(model: nn.Module, tokens_BT: Tensor, targets_BT: Tensor) ->
     def hook(name: str) -> Callable[[nn.Module, tuple, object], None]:
         def check_output(module: nn.Module, inputs: tuple, output: object) -> None:
             parts = output if isinstance(output, tuple) else (output,)
-            held = (total(*parts),) if isinstance(module, Block) and isinstance(output, tuple) else parts
+            held = (total(*parts[:2]),) if isinstance(module, Block) and isinstance(output, tuple) else parts
             if any(isinstance(part, Tensor) and not part.isfinite().all() for part in held):
                 bad.append(name)
 

@@ -47,7 +47,7 @@ class _Graphs(NamedTuple):
 
     parts: list[Batch]
     shares: list[Tensor]
-    loss: Tensor
+    losses: Tensor
     norm: Tensor
     found: list[Tensor | None]
     gradients: Callable[[], None]
@@ -114,7 +114,7 @@ class GraphedStep(TrainingStep):
         for parameter, gradient in zip(self._parameters, graphs.found, strict=True):
             parameter.grad = gradient
         graphs.gradients()
-        return graphs.loss, graphs.norm
+        return graphs.losses, graphs.norm
 
     def update(self) -> None:
         """See `TrainingStep`."""

@@ -90,6 +90,7 @@ class Trainer:
         launched = LaunchedStep(self.model, self.optimiser, config, self.layout, placement)
         self.graphs = graphed(launched, config, placement)
         self.step = self.graphs or launched
+        self._auxiliary = [f"{name}_loss" for name in model.auxiliary_losses]
         self._saved_step, self._saved_time = 0, time.monotonic()
         self._moved = ""
         self._log: Callable[[str], None] = lambda words: None
@@ -326,13 +327,13 @@ class Trainer:
         start, group = time.perf_counter(), self.placement.processes
         rate = self.timetable.rate(step)
         set_learning_rate(self.optimiser, rate)
-        loss, norm = self._gradients(batch)
+        losses, norm = self._gradients(batch)
         following = batch if self._follow() else self._batch(step + 1)
         ends = self._follow() or requested() is not None
         old = self.config.checkpoint_every is None and time.monotonic() - self._saved_time >= CHECKPOINT_SECONDS
-        asked = torch.tensor([ends, old and group.is_leader], dtype=loss.dtype, device=loss.device)
-        shared = group.mean(torch.cat([loss[None], asked]))
-        mean_loss, stop, save, grad_norm = torch.cat([shared, norm[None]]).tolist()
+        asked = torch.tensor([ends, old and group.is_leader], dtype=losses.dtype, device=losses.device)
+        shared = group.mean(torch.cat([losses, asked]))
+        mean_loss, *auxiliary, stop, save, grad_norm = torch.cat([shared, norm[None]]).tolist()
         if not (math.isfinite(mean_loss) and math.isfinite(grad_norm)):
             self._refuse(step, batch, "loss" if not math.isfinite(mean_loss) else "gradients")
         self.step.update()
@@ -345,6 +346,7 @@ class Trainer:
                     "step": step + 1,
                     "tokens": (step + 1) * self.timetable.step_tokens,
                     "train_loss": mean_loss,
+                    **dict(zip(self._auxiliary, auxiliary, strict=True)),
                     "lr": rate,
                     "grad_norm": grad_norm,
                     "tokens_per_s": self.timetable.step_tokens / seconds,
@@ -363,7 +365,7 @@ class Trainer:
             self.records.append_metrics(row)
 
     def _gradients(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Compute clipped gradients over the micro-batches; return the contribution to the loss, and the norm.
+        """Compute clipped gradients over the micro-batches; return the contribution to the losses, and the norm.
 
         The mean of the contributions over the processes, like that of the gradients, is the mean over all targets of
         the step, regardless of their distribution over rows, micro-batches and processes.

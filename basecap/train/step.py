@@ -19,7 +19,9 @@ class TrainingStep(ABC):
 
     @abstractmethod
     def gradients(self, parts: Sequence[Batch], shares: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        """Set the gradients to the clipped ones of a batch; return its loss and their norm before clipping, scalars.
+        """Set the gradients to the clipped ones of a batch; return its losses and their norm before clipping, a scalar.
+
+        The losses [N] are the mean over the targets, and after it the model's `auxiliary_losses`.
 
         Both are valid until the next step.
 
@@ -55,18 +57,22 @@ class LaunchedStep(TrainingStep):
     def gradients(self, parts: Sequence[Batch], shares: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """See `TrainingStep`."""
         self.optimiser.zero_grad(set_to_none=True)
-        total = torch.zeros((), device=self._placement.device)
+        total = torch.zeros(1 + len(self.model.auxiliary_losses), device=self._placement.device)
         for index, (part, share) in enumerate(zip(parts, shares, strict=True)):
             with self._layout.without_sync(last=index + 1 == len(parts)):
-                total += self._backward(part, share)
+                total += self._backward(part, share, 1 / len(parts))
         return total, self._layout.total(clip_gradients(self.model, self._config)).detach()
 
-    def _backward(self, part: Batch, share: Tensor) -> Tensor:
-        """Add the gradients of a micro-batch, times its share of the targets; return its loss, scaled likewise."""
+    def _backward(self, part: Batch, share: Tensor, rows: float) -> Tensor:
+        """Add the gradients of a micro-batch; return its losses.
+
+        The loss counts as its share of the targets, auxiliary losses, which are of all positions, as that of the rows.
+        """
         with self._placement.autocast():
-            loss = self._layout.module(*part.parts) * share
-        loss.backward()
-        return loss.detach()
+            mean, weighted, auxiliary = self._layout.module(*part.parts, auxiliary=True)
+            loss = mean * share
+        (loss + weighted * rows).backward()
+        return torch.cat([loss.detach()[None], auxiliary * rows])
 
     def update(self) -> None:
         """See `TrainingStep`."""

@@ -56,7 +56,7 @@ def test_loss_and_gradients_are_those_of_the_mean_over_all_targets(model, tmp_pa
         records=RunRecords(tmp_path),
         placement=PLACEMENT,
     )
-    loss, _ = trainer._gradients(batch)
+    (loss,), _ = trainer._gradients(batch)
     torch.testing.assert_close(loss, sum(nats) / (1 + 2 + 8 + 8))
     gradients = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
     model.zero_grad()
@@ -71,7 +71,7 @@ def test_a_micro_batch_without_targets_adds_nothing(model, tmp_path):
     batch.targets[:2] = -1
     options, records = config(micro_batch=2), RunRecords(tmp_path)
     trainer = Trainer(model, options, 0, workload=UnevenStream(), records=records, placement=PLACEMENT)
-    torch.testing.assert_close(trainer._gradients(batch)[0], model(batch.inputs[2:], batch.targets[2:]).detach())
+    torch.testing.assert_close(trainer._gradients(batch)[0][0], model(batch.inputs[2:], batch.targets[2:]).detach())
 
 
 def test_resume_is_exact_to_the_bit(model, stream, tmp_path):
