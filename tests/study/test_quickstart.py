@@ -20,7 +20,7 @@ def test_it_is_designed_on_seeds_that_it_does_not_use():
     study = load_study("quickstart")
     tried = {
         run["seed"]
-        for name in ("search", "controls")
+        for name in ("search", "controls", "canon")
         for run in json.loads((RECORDS / f"{name}.json").read_text())["runs"]
     }
     runs = plan_runs(study, study.vocabulary)
@@ -29,11 +29,14 @@ def test_it_is_designed_on_seeds_that_it_does_not_use():
 
 
 def test_no_model_of_the_search_is_past_its_transition_in_time():
-    """What the page says: where copying passes 10 %, it takes at least five times the tokens of the quickstart."""
+    """Where copying passes 10 %, it takes five times the tokens; with Canon layers it begins after the quickstart's."""
     budget = load_study("quickstart").train.tokens
     found = json.loads((RECORDS / "search.json").read_text())["runs"]
     after = [run["copies_10_percent_after"] for run in found if run["copies_10_percent_after"]]
     assert len(found) == 16 and after and min(after) >= 5 * budget
+    canon = json.loads((RECORDS / "canon.json").read_text())["runs"]
+    assert [run["copies_10_percent_after"] for run in canon] == [None] * 3
+    assert min(run["copies_2_percent_after"] or run["tokens"] for run in canon) > budget
 
 
 def test_its_control_cannot_copy_and_was_not_worse():
