@@ -6,6 +6,8 @@ from basecap.errors import ConfigError
 
 #: Name of the scale that the keys of a study file outside `scales` describe.
 PAPER = "paper"
+#: The device of Apple's GPUs.
+MPS = "mps"
 #: Name of the scale of a few steps, which shows that a study runs.
 TEST = "test"
 
@@ -31,6 +33,13 @@ def at_scale(name: str, scale: str | None) -> str:
 
 def check_device_name(name: str | None) -> str | None:
     """Return the name of a device, None for the default; raises ConfigError for a name that no device has."""
+    if name == MPS:
+        raise ConfigError("device 'mps' is only for basecap check, as nothing else has been tried there; use cpu.")
     if name is not None and not re.fullmatch(r"cpu|cuda(:\d{1,3})?", name):
         raise ConfigError(f"unknown device {name!r}; use cpu, cuda or cuda:0.")
     return name
+
+
+def check_checked_device_name(name: str | None) -> str | None:
+    """Return what `check_device_name` does; devices that only `basecap check` takes are names too."""
+    return name if name == MPS else check_device_name(name)

@@ -20,3 +20,12 @@ def _without_sizes(architecture: Architecture) -> object:
         kept = {key: value for key, value in choice.options.items() if key not in sizes or not defaults[key]}
         layers.append((choice.mixer, repr(sorted(kept.items()))))
     return architecture.backbone, tuple(layers)
+
+
+def one_of_each_kind() -> list[str]:
+    """Return a name for each backbone with each set of mixers."""
+    found: dict[object, str] = {}
+    for name, architecture in ARCHITECTURES.items():
+        mixers = {layer.mixer.__name__ for layer in architecture.layers}
+        found.setdefault((architecture.backbone, *sorted(mixers)), name)
+    return list(found.values())

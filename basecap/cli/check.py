@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from basecap.cli.options import AsJson, Device, LongLength, NewMixer, Plugins, load_plugins, log
+from basecap.cli.options import AsJson, CheckedDevice, LongLength, NewMixer, Plugins, load_plugins, log
 from basecap.cli.output import print_table
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def check(
         bool, typer.Option("--thorough", help="also test causality and decoding on a long sequence")
     ] = False,
     length: LongLength = None,
-    device: Device = None,
+    device: CheckedDevice = None,
     plugin: Plugins = [],
     new: NewMixer = None,
     only_failed: Annotated[bool, typer.Option("--failed", help="print failed checks only")] = False,
@@ -37,10 +37,10 @@ def check(
     """Test every mixer and op, or the mixers and tasks of --plugin, against its reference.
 
     Prints a row for what passed of each mixer and op, then the failed checks, and which installed releases are known to
-    be wrong on this GPU. Exits with code 1 if a check fails.
+    be wrong on this GPU; first, on one that no kernel was tuned on, what each op runs. Exits with code 1 if one fails.
     """
     from basecap.mixers import ARCHITECTURES
-    from basecap.system.environment import choose_device, limit_processors
+    from basecap.system.environment import choose_checked_device, limit_processors
     from basecap.tasks import TASKS
     from basecap.testing.check_all import check_all, covered, failures, folded, registered_by
     from basecap.testing.check_mixer import LONGEST
@@ -56,9 +56,11 @@ def check(
     names = mixer or registered_by(plugin, ARCHITECTURES)
     tasks = [] if mixer else registered_by(plugin, TASKS)
     longest = length or (LONGEST if thorough else 0)
-    chosen = choose_device(device)
+    chosen = choose_checked_device(device)
     if chosen.type == "cpu":
         limit_processors(1, None)  # threads of models this small wait for each other
+    if not (names or tasks):
+        _log_card(chosen)
     try:
         remarks = check_all(names, chosen, on_rows=rows.extend, longest=longest, tasks=tasks)
     except KeyboardInterrupt:
@@ -74,6 +76,14 @@ def check(
         raise typer.Exit(130)
     if failed:
         raise typer.Exit(1)
+
+
+def _log_card(device: "torch.device") -> None:
+    """Print what a GPU is that no kernel was tuned on, and what each op runs there."""
+    from basecap.testing.check_op import unknown_card
+
+    if card := unknown_card(device):
+        log(f"{card}.")
 
 
 def _log_kernels(remarks: Sequence[str], device: "torch.device") -> None:

@@ -9,7 +9,7 @@ import typer
 
 from basecap.cli.output import writable_file
 from basecap.errors import ConfigError
-from basecap.names import check_device_name
+from basecap.names import check_checked_device_name, check_device_name
 
 if TYPE_CHECKING:
     from basecap.study.config import StudyConfig
@@ -50,6 +50,14 @@ Out = Annotated[
 Device = Annotated[
     str | None,
     typer.Option("--device", callback=check_device_name, help="cpu, cuda or cuda:N (default: a GPU if there is one)"),
+]
+CheckedDevice = Annotated[
+    str | None,
+    typer.Option(
+        "--device",
+        callback=check_checked_device_name,
+        help="cpu, cuda, cuda:N, or mps for an Apple GPU (default: a CUDA GPU if there is one)",
+    ),
 ]
 PerDevice = Annotated[
     int,

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from basecap.errors import ConfigError
 from basecap.mixers._contract import Cache
 from basecap.mixers._recipes import Initialiser, ParameterRecipe, uniform
+from basecap.ops import exact_device
 from basecap.ops.short_convolution import Activation, short_convolution
 
 
@@ -28,9 +29,10 @@ def starts_of(segments_BT: Tensor) -> Tensor:
 def _rotary_table(positions: Tensor, half: int, base: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Return the cosines and sines of RoPE's angles, [T, 1, half] or [B, T, 1, half]."""
     # In float32 an angle at position 100,000 would be wrong by up to 0.006.
-    frequencies = base ** (-torch.arange(half, device=positions.device, dtype=torch.float64) / half)
-    angles = positions.to(torch.float64)[..., None, None] * frequencies
-    return angles.cos().to(dtype), angles.sin().to(dtype)
+    exact = exact_device(positions.device)
+    frequencies = base ** (-torch.arange(half, device=exact, dtype=torch.float64) / half)
+    angles = positions.to(exact).to(torch.float64)[..., None, None] * frequencies
+    return angles.cos().to(dtype).to(positions.device), angles.sin().to(dtype).to(positions.device)
 
 
 # A custom operator, so that a compiled graph computes the table once instead of in every channel of every head.

@@ -11,7 +11,7 @@ from basecap.mixers._attention import HeadedMixer, HeadsConfig
 from basecap.mixers._contract import Cache, Variant, mixer
 from basecap.mixers._parts import remember
 from basecap.mixers._recipes import LayerSpec, ParameterRecipe, Scheme, normal
-from basecap.ops import Influence
+from basecap.ops import Influence, exact_dtype
 from basecap.ops.attention import attention, attention_step, influence
 
 
@@ -191,7 +191,8 @@ class Attention(HeadedMixer):
         slopes, bias = self._slopes(q.device), None
         if slopes is not None:
             age = (start - torch.arange(seen, device=q.device)) % capacity
-            bias = -slopes.double()[:, None] * age[..., None, :]  # in float64 the products are exact, like the scores
+            # In float64 the products are exact, like the scores.
+            bias = -slopes.to(exact_dtype(q.device))[:, None] * age[..., None, :]
         visible = None if cache.lengths is None else torch.arange(seen, device=q.device) <= start
         o_B1HK = attention_step(q, keys, values, scale=self.scale, bias_HS=bias, visible_BS=visible, sinks=self.sinks)
         return self.finish(o_B1HK, x_B1D)

@@ -46,7 +46,7 @@ from basecap.ops._dispatch import (
 from basecap.ops._influence import Influence
 from basecap.ops._saved import keep_choice, keep_products
 from basecap.ops._shapes import check_devices, check_segments
-from basecap.ops._sums import exact_dtype, running_sums
+from basecap.ops._sums import exact_device, exact_dtype, running_sums
 from basecap.ops.top1_chunk import (
     top1_chunk,
     top1_chunk_cache,
@@ -63,6 +63,7 @@ __all__ = [
     "check_devices",
     "check_segments",
     "choose",
+    "exact_device",
     "exact_dtype",
     "keep_choice",
     "keep_products",

@@ -5,10 +5,18 @@ from torch import Tensor
 
 from basecap.ops._dispatch import deterministic
 
+#: Types of devices whose widest numbers are float32: Apple's GPUs.
+WITHOUT_FLOAT64 = frozenset({"mps"})
+
 
 def exact_dtype(device: torch.device) -> torch.dtype:
-    """Return the dtype of sums whose small differences count: float64, and float32 on MPS, which has nothing wider."""
-    return torch.float32 if device.type == "mps" else torch.float64
+    """Return the dtype of numbers whose small differences count: float64, or float32 on a device without it."""
+    return torch.float32 if device.type in WITHOUT_FLOAT64 else torch.float64
+
+
+def exact_device(device: torch.device) -> torch.device:
+    """Return where float64 is computed for this device: there, or on the CPU."""
+    return torch.device("cpu") if device.type in WITHOUT_FLOAT64 else device
 
 
 def running_sums(x: Tensor, dim: int) -> Tensor:

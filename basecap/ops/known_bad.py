@@ -90,8 +90,8 @@ def known_bad(releases: Mapping[str, str], card: int) -> dict[str, str]:
 
 @cache
 def known_bad_on(device: torch.device) -> dict[str, str]:
-    """Return what `known_bad` does for the installed releases on this GPU; {} on another device."""
-    if device.type != "cuda":
+    """Return what `known_bad` does for the installed releases on this GPU; {} on another device and on AMD's GPUs."""
+    if device.type != "cuda" or torch.version.hip:
         return {}
     return known_bad(_installed(), torch.cuda.get_device_capability(device)[0])
 

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from basecap.errors import ConfigError
-from basecap.names import check_device_name
+from basecap.names import MPS, check_device_name
 from basecap.system.processes import usable_cores
 from basecap.version import __version__
 
@@ -46,6 +46,15 @@ def choose_device(name: str | None) -> torch.device:
             )
         torch.cuda.set_device(device)  # Triton launches on the current device, not on that of the tensors
     return device
+
+
+def choose_checked_device(name: str | None) -> torch.device:
+    """Return what `choose_device` does, or the device that only `basecap check` takes; raises ConfigError."""
+    if name != MPS:
+        return choose_device(name)
+    if not torch.backends.mps.is_available():
+        raise ConfigError(f"device {MPS!r} does not exist: PyTorch finds no Apple GPU here; leave out --device.")
+    return torch.device(MPS)
 
 
 def _keep_freed_memory() -> None:

@@ -14,12 +14,15 @@ from basecap.testing._unequal import decode_each, each_from
 
 
 class Lower:
-    """The proofs that outputs, decoding, packing and gradients in `dtype` equal float64 up to its precision."""
+    """The proofs that outputs, decoding, packing and gradients in `dtype` equal float64 up to its precision.
 
-    def __init__(self, harness: Harness, dtype: torch.dtype):
-        self.harness, self.dtype = harness, dtype
+    They run on `device`, float64 where the harness does.
+    """
+
+    def __init__(self, harness: Harness, dtype: torch.dtype, device: torch.device):
+        self.harness, self.dtype, self.device = harness, dtype, device
         self.word = str(dtype).removeprefix("torch.")
-        self.layers, self.true = _copy(harness, dtype), _copy(harness, dtype).double()
+        self.layers, self.true = _copy(harness, dtype, device), _copy(harness, dtype, harness.device).double()
         self.x = harness.x.to(dtype)
 
     def proofs(self) -> dict[str, Callable[[], Iterator[Check]]]:
@@ -31,21 +34,22 @@ class Lower:
     def outputs(self) -> Iterator[Check]:
         """Forward, without and with segments."""
         ids = self.harness.segments()
-        yield from self._compare("forward", self.layers(self.x), self._y)
-        yield from self._compare("packed", self.layers(self.x, ids), self.true(self.x.double(), ids))
+        x = self.x.to(self.device)
+        yield from self._compare("forward", self.layers(x), self._y)
+        yield from self._compare("packed", self.layers(x, ids.to(self.device)), self.true(self.x.double(), ids))
 
     @torch.no_grad()
     def decoding(self) -> Iterator[Check]:
         """A prompt followed by steps, also prompts of different lengths."""
-        length = self.harness.length
+        length, x = self.harness.length, self.x.to(self.device)
         caches = self.layers.init_cache(BATCH, length)
-        yield from self._compare("decode", decode(self.layers, self.x, caches, length // 2), self._y)
-        found = decode_each(self.layers, self.x, length)
+        yield from self._compare("decode", decode(self.layers, x, caches, length // 2), self._y)
+        found = decode_each(self.layers, x, length)
         yield from self._compare("decode unequal prompts", found, each_from(self._y, length))
 
     def gradients(self) -> Iterator[Check]:
         """Gradients as in training: in 16 bits with float32 parameters under autocast."""
-        yield _gradient_precision(self.harness, self.dtype, self.word)
+        yield _gradient_precision(self.harness, self.dtype, self.word, self.device)
 
     @cached_property
     def _y(self) -> Tensor:
@@ -61,26 +65,27 @@ class Lower:
         kept = actual.dtype == self.dtype
         broken = f"the output of {name} is {actual.dtype}"
         yield self.harness.check(f"{name} keeps {self.word}", float(not kept), 0.0, broken)
-        error = root_mean_square(actual.double() - expected) / root_mean_square(self._y)
+        error = root_mean_square(actual.to(self.harness.device).double() - expected) / root_mean_square(self._y)
         broken = f"{name} in {self.word} differs too much from float64; {_advice(self.dtype)}"
         yield self.harness.check(f"{name} in {self.word}", error, self._allowed, broken)
 
 
-def _copy(harness: Harness, dtype: torch.dtype) -> Layers:
+def _copy(harness: Harness, dtype: torch.dtype, device: torch.device) -> Layers:
     layers = Layers(harness.choice, harness.config, harness.hidden, harness.length)
     layers.load_state_dict(harness.layers.state_dict())
-    return layers.to(harness.device, dtype)
+    return layers.to(dtype).to(device)
 
 
-def _gradient_precision(harness: Harness, dtype: torch.dtype, word: str) -> Check:
+def _gradient_precision(harness: Harness, dtype: torch.dtype, word: str, device: torch.device) -> Check:
     true = gradients(harness.layers, harness.x, harness.weight)
-    moved = _copy(harness, torch.float64)
+    moved = _copy(harness, torch.float64, harness.device)
     moved.load_state_dict(harness.moved_parameters(harness.layers, dtype), strict=False)
     shifted = gradients(moved, harness.move("x", harness.x, dtype), harness.weight)
     master = torch.float32 if dtype.itemsize < 4 else dtype
-    with torch.autocast(harness.device.type, dtype=dtype, enabled=master != dtype), warnings.catch_warnings():
+    with torch.autocast(device.type, dtype=dtype, enabled=master != dtype), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Mismatch dtype between input and weight")  # a remark about speed
-        low = gradients(_copy(harness, master), harness.x.to(master), harness.weight.to(master))
+        x, weight = (tensor.to(master).to(device) for tensor in (harness.x, harness.weight))
+        low = gradients(_copy(harness, master, device), x, weight)
     largest_size = max(root_mean_square(grad) for grad in true.values())
     rows, zero = [], set[str]()
     for name, grad in true.items():
@@ -91,7 +96,7 @@ def _gradient_precision(harness: Harness, dtype: torch.dtype, word: str) -> Chec
             zero.add(name)
             left = max(size, root_mean_square(shifted[name]))
             size = max(largest_size, left / roundoff(torch.float64))
-        error = root_mean_square(low[name].double() - grad) / size
+        error = root_mean_square(low[name].to(harness.device).double() - grad) / size
         allowed = harness.slack(dtype) * max(roundoff(dtype), root_mean_square(shifted[name] - grad) / size)
         rows.append((name, error, allowed))
     name, error, allowed = worst(rows)

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from basecap.errors import ConfigError
+from basecap.errors import ConfigError, describe_error
 from basecap.mixers import ARCHITECTURES
 from basecap.models import BACKBONES
 from basecap.names import split_backbone
@@ -19,7 +19,7 @@ from basecap.registry import Registry
 from basecap.system.progress import progress
 from basecap.testing._harness import BATCH
 from basecap.testing.check_mixer import DTYPES, LENGTH, LONGEST, check_mixer
-from basecap.testing.check_op import OPS, check_op, unchecked, unknown_card
+from basecap.testing.check_op import OPS, check_op, unchecked
 from basecap.testing.check_task import check_task
 
 
@@ -42,8 +42,7 @@ def check_all(
         tasks: registered tasks.
 
     Returns:
-        Sentences on the ops, without full stops: which implementations did not run; what a GPU that no kernel was tuned
-        on is, and what runs there.
+        Sentences on the ops, without full stops: which implementations did not run.
 
     Raises:
         ConfigError: an unknown name.
@@ -63,14 +62,17 @@ def check_all(
             on_rows(_task_rows(name))
             advance(1, note=name)
         for name in ops:
-            rows = check_op(name, device)
-            on_rows(map(_op_row, rows))
-            found += rows
+            try:
+                rows = check_op(name, device)
+            except Exception as error:  # whatever a compiler or a driver raises; the other ops are still checked
+                result = f"{describe_error(error)}."
+                on_rows(iter([{"subject": name, "check": "runs", "error": None, "allowed": None, "result": result}]))
+            else:
+                on_rows(map(_op_row, rows))
+                found += rows
             advance(1, note=name)
     left = [f"{runs} ({', '.join(ops)})" for runs, ops in unchecked(found).items()]
-    said = [f"implementations not checked, as they do not run here: {'; '.join(left)}"] if left else []
-    card = unknown_card(device, found)
-    return said if card is None else [*said, card]
+    return [f"implementations not checked, as they do not run here: {'; '.join(left)}"] if left else []
 
 
 def registered_by(plugins: Sequence[Path], registry: Registry[Any]) -> list[str]:

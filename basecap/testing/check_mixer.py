@@ -3,7 +3,7 @@
 `_harness.py` defines the only tolerance, which is for rounding.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 from basecap.errors import ConfigError
 from basecap.mixers import ARCHITECTURES, LayerChoice
 from basecap.names import split_backbone
+from basecap.ops import exact_device
 from basecap.testing._harness import Check, CheckReport, Harness, attempt, raised
 from basecap.testing._initialisation import initialisation
 from basecap.testing._precision import Lower, compilation
@@ -45,7 +46,7 @@ def check_mixer(
         longest: length of the long test sequence, for causality and decoding only, in the second layer; none if not
             longer than `length`.
         dtypes: precisions compared with float64, besides the checks made in float64 itself.
-        device: where everything runs.
+        device: where everything runs; on a device without float64 what is compared with that, which a CPU computes.
         options: options of the mixer on top of the architecture's and of `Mixer.tiny`.
         compiled: also trace with torch.compile, as one graph, and compare.
 
@@ -60,6 +61,7 @@ def check_mixer(
         raise ConfigError(f"the suite needs sequences of at least 32 tokens, not {length}.")
     architecture = ARCHITECTURES.get(split_backbone(name)[0])
     device, options = torch.device(device), options or {}
+    exact = exact_device(device)
     choices = [c for i, c in enumerate(architecture.layers) if c not in architecture.layers[:i]]
     checks: list[Check] = []
     for number, choice in enumerate(choices, 1):
@@ -67,7 +69,7 @@ def check_mixer(
         if "b" in architecture.canon and "canon" in choice.mixer.Config.model_fields:
             options = {"canon": True, **options}
         try:
-            harness = Harness(choice, subject, hidden, length, device, options)
+            harness = Harness(choice, subject, hidden, length, exact, options)
         except ConfigError:
             raise
         except (Exception, SystemExit) as error:  # whatever the author's code raises
@@ -75,11 +77,13 @@ def check_mixer(
         else:
             checks += attempt(subject, choice.mixer, partial(_first, harness), "forward")
             if checks[-1].passed:
-                long = partial(_long, choice, subject, hidden, longest, device, options)
+                long = partial(_long, choice, subject, hidden, longest, exact, options)
                 later = {f"forward on {longest} tokens": long} if longest > length else {}
-                checks += _others(harness, dtypes, compiled, later)
+                checks += _others(
+                    harness, [partial(Lower, harness, dtype, device) for dtype in dtypes], compiled, later
+                )
     if all(check.passed for check in checks):
-        start = partial(initialisation, name, hidden, device, options)
+        start = partial(initialisation, name, hidden, exact, options)
         checks += attempt(name, choices[0].mixer, start, "initialisation")
     return CheckReport(architecture=name, checks=tuple(checks))
 
@@ -91,7 +95,10 @@ def _first(harness: Harness) -> Iterator[Check]:
 
 
 def _others(
-    harness: Harness, dtypes: tuple[torch.dtype, ...], compiled: bool, long: Mapping[str, Callable[[], Iterator[Check]]]
+    harness: Harness,
+    lower: Sequence[Callable[[], Lower]],
+    compiled: bool,
+    long: Mapping[str, Callable[[], Iterator[Check]]],
 ) -> Iterator[Check]:
     """Yield the other checks of a layer, except those that would fail for the same reason as a failed one."""
     run = partial(attempt, harness.subject, harness.choice.mixer)
@@ -103,8 +110,8 @@ def _others(
         if not checks[-1].passed:
             return
     proofs: dict[str, Callable[[], Iterator[Check]]] = {_title(prove): partial(prove, harness) for prove in PROOFS}
-    for dtype in dtypes:
-        proofs |= Lower(harness, dtype).proofs()
+    for precision in lower:
+        proofs |= precision().proofs()
     if compiled:
         proofs["compilation"] = partial(compilation, harness)
     decodes = True

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 import basecap.ops
-from basecap.errors import ConfigError, nearest
-from basecap.ops import recorded, unsupported_by_triton
+from basecap.errors import ConfigError, describe_error, nearest
+from basecap.ops import exact_device, recorded, unsupported_by_triton
 from basecap.ops.cases import Case, Function
 from basecap.testing.tolerance import assert_as_accurate, relative_error
 
@@ -59,7 +59,7 @@ def check_op(name: str, device: torch.device) -> list[dict[str, Any]]:
 
     Args:
         name: one of `OPS`.
-        device: where to run.
+        device: where to run; a device without float64 has the definition evaluated on the CPU.
 
     Returns:
         Rows by implementation, with the tensor's name, what ran (`path`, as in `IMPLEMENTATIONS`), its relative error,
@@ -71,22 +71,26 @@ def check_op(name: str, device: torch.device) -> list[dict[str, Any]]:
     if name not in OPS:
         raise ConfigError(f"unknown op {name!r}: {nearest(name, OPS)}")
     case = OPS[name]
-    generator = torch.Generator().manual_seed(0)
-    drawn = case.inputs(lambda *shape: torch.randn(shape, generator=generator), T)
     rows: list[dict[str, Any]] = []
     for dtype in DTYPES:
-        inputs = {key: x.to(device, torch.float32 if key in case.wide else dtype) for key, x in drawn.items()}
+        inputs = _draw(case, device, dtype)
         tensors = list(inputs.values())
-        truth = _results(case.definition, [x.double() for x in tensors])
+        truth = _results(case.definition, [x.to(exact_device(device)).double() for x in tensors])
+        refused = None if case.kernels is None else _without_kernels(case, tensors[0])
         for function in _runnable(case, tensors[0]):
-            with recorded() as ran:
-                found = _results(function, tensors)
+            try:
+                with recorded() as ran:
+                    found = _results(function, tensors)
+            except ConfigError as error:
+                if function is case.plain:
+                    raise
+                refused = refused or _reason(error)  # this GPU has too little memory for them, for example
+                continue
             path = next(iter(ran.values()), None)  # the op itself; ops that it calls come after it
             judge: Callable[[str, Tensor, Tensor, Tensor], None]
             if function is case.plain:
                 if case.kernels is not None:
-                    reason = _without_kernels(case, tensors[0])
-                    path = PLAIN if reason is None else f"{PLAIN}: {reason}"
+                    path = PLAIN if refused is None else f"{PLAIN}: {refused}"
                 judge = _assert_as_accurate_in_the_mean
                 beside = _results(case.definition, [x.to(dtype) for x in tensors])  # it takes one dtype
             else:
@@ -114,24 +118,62 @@ def unchecked(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
     return found
 
 
-def unknown_card(device: torch.device, rows: Sequence[Mapping[str, Any]]) -> str | None:
-    """Return what this GPU is and what ops chose to run there, or None for one that kernels were tuned on.
+def first_look(device: torch.device) -> list[dict[str, str]]:
+    """Return what each op runs on a device in bfloat16, without gradients: rows with `op` and `path`.
+
+    On a GPU it takes the time to compile the first kernels of each op, half a minute. Where these fail, the path is the
+    error.
+    """
+    rows = []
+    for name, case in OPS.items():
+        tensors, path = list(_draw(case, device, torch.bfloat16).values()), PLAIN
+        for function in _runnable(case, tensors[0]):
+            try:
+                with recorded() as ran, torch.no_grad():
+                    function(*tensors)
+            except ConfigError:
+                continue
+            except Exception as error:  # whatever a compiler or a driver raises
+                path = f"kernels that fail ({describe_error(error)})"
+            else:
+                path = PLAIN if function is case.plain else next(iter(ran.values()), PLAIN)
+            break
+        rows.append({"op": name, "path": path})
+    return rows
+
+
+def unknown_card(
+    device: torch.device, look: Callable[[torch.device], Sequence[Mapping[str, str]]] = first_look
+) -> str | None:
+    """Return what this GPU is and what ops run there, or None for one that kernels were tuned on.
 
     Args:
-        device: where the ops were checked.
-        rows: those of `check_op`, by op the kernels that it chooses first.
+        device: where the ops are to be checked.
+        look: `first_look`; it is called for a GPU that no kernel was tuned on.
     """
-    if device.type != "cuda" or torch.cuda.get_device_capability(device) == TUNED:
+    if device.type != "cuda" or (torch.cuda.get_device_capability(device) == TUNED and not torch.version.hip):
         return None
     card, (major, minor) = torch.cuda.get_device_properties(device), torch.cuda.get_device_capability(device)
-    first: dict[str, str] = {}
-    for row in rows:
-        if row["dtype"] == "torch.bfloat16":
-            first.setdefault(row["op"], str(row["path"]).partition(":")[0])
-    ran = [f"{path} ({', '.join(op for op in first if first[op] == path)})" for path in dict.fromkeys(first.values())]
+    by_path: dict[str, list[str]] = {}
+    for row in look(device):
+        runs = row["path"] if row["path"].startswith("kernels that fail") else row["path"].partition(":")[0]
+        by_path.setdefault(runs, []).append(row["op"])
+    ran = "; ".join(f"{path} ({', '.join(ops)})" for path, ops in by_path.items())
     size = f"{card.shared_memory_per_multiprocessor // 1024} KB of shared memory in a multiprocessor"
-    chosen = f"; in bfloat16 its ops run {'; '.join(ran)}" if ran else ""
-    return f"no kernel was tuned on {card.name} (compute capability {major}.{minor}, {size}){chosen}"
+    known = f"no kernel was tuned on {card.name} (compute capability {major}.{minor}, {size})"
+    return f"{known}; in bfloat16 its ops run {ran}" if ran else known
+
+
+def _draw(case: Case, device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Return an op's tensors of `T` tokens by name."""
+    generator = torch.Generator().manual_seed(0)
+    drawn = case.inputs(lambda *shape: torch.randn(shape, generator=generator), T)
+    return {key: x.to(device, torch.float32 if key in case.wide else dtype) for key, x in drawn.items()}
+
+
+def _reason(error: ConfigError) -> str:
+    """Return why kernels were refused, without the op before it and the advice after it."""
+    return str(error).partition(": ")[2].partition(";")[0] or str(error)
 
 
 def _without_kernels(case: Case, x: Tensor) -> str | None:

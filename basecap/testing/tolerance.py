@@ -6,14 +6,14 @@ from torch import Tensor
 
 def relative_error(value: Tensor, exact: Tensor) -> float:
     """Return ||value - exact|| / ||exact|| in float64; ||value|| where exact is zero."""
-    exact = exact.detach().to("cpu", torch.float64)
-    difference = value.detach().to("cpu", torch.float64) - exact
+    exact = exact.detach().cpu().double()
+    difference = value.detach().cpu().double() - exact
     return (difference.norm() / exact.norm().clamp(min=torch.finfo(torch.float64).tiny)).item()
 
 
 def largest_error(value: Tensor, exact: Tensor) -> float:
     """Return the largest absolute difference, in float64."""
-    return (value.detach().to("cpu", torch.float64) - exact.detach().to("cpu", torch.float64)).abs().max().item()
+    return (value.detach().cpu().double() - exact.detach().cpu().double()).abs().max().item()
 
 
 def assert_as_accurate(name: str, value: Tensor, plain: Tensor, exact: Tensor, factor: float = 2.0) -> None:

@@ -9,18 +9,17 @@ import os
 import pkgutil
 import subprocess
 import sys
-import traceback
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 import basecap.ops
-from basecap.ops import _dispatch, top1_chunk, top1_chunk_cache, top1_chunk_choice, top1_chunk_step
+from basecap.ops import top1_chunk, top1_chunk_cache, top1_chunk_choice, top1_chunk_step
 from basecap.ops.delta_rule import delta_rule
 from basecap.ops.linear_cross_entropy import linear_cross_entropy
 from basecap.ops.long_convolution import long_convolution
@@ -33,9 +32,7 @@ from basecap.ops.top1_element import operators as element_operators
 from basecap.ops.wkv4 import wkv4
 from basecap.ops.wkv6 import wkv6
 from basecap.ops.wkv7 import wkv7, wkv7_bounded
-
-#: Bytes of shared memory: the most a program can have on an H200, and those of a multiprocessor.
-PROGRAM, MULTIPROCESSOR = 227 * 1024, 228 * 1024
+from tests.ops._cards import pretend
 
 #: Loads of spilled registers that a kernel in Gluon may have: this one's accumulators nearly fill them.
 SPILLED = {("attend_bwd_kernel", 128): 60}
@@ -43,8 +40,9 @@ SPILLED = {("attend_bwd_kernel", 128): 60}
 B, T, H = 2, 256, 4
 
 
-# After a change of kernels also `python tests/ops/test_kernels_compile.py float32 all` and `bfloat16 all`, which take a
-# minute and two: what they compile beside this, a card tests in their stead.
+# After a change of kernels also `python -m tests.ops.test_kernels_compile float32 all` and `bfloat16 all`, which take a
+# minute and two: what they compile beside this, a card tests in their stead. `python -m tests.ops.kernels_on_cards`
+# compiles all of them for other cards.
 @pytest.mark.parametrize(("dtype", "part"), [("bfloat16", "top1_chunk"), ("bfloat16", "others")])
 def test_kernels_compile(dtype: str, part: str, tmp_path: Path, pytestconfig: pytest.Config):
     pytest.importorskip("triton")
@@ -52,8 +50,8 @@ def test_kernels_compile(dtype: str, part: str, tmp_path: Path, pytestconfig: py
     store = getattr(pytestconfig, "cache", None)
     compiled = tmp_path if store is None else store.mkdir("triton")
     environment = os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(compiled)}
-    command = [sys.executable, __file__, dtype, part]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280, check=False)
+    command, root = [sys.executable, "-m", "tests.ops.test_kernels_compile", dtype, part], Path(__file__).parents[2]
+    done = subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stderr
 
 
@@ -149,14 +147,16 @@ def launch_more_top1_chunk(dtype: torch.dtype) -> None:
 def launch_settings(dtype: torch.dtype, settings: list[tuple[int, str, int, int, int, bool]]) -> None:
     """Launch the kernels of `top1_chunk` with numbers of channels, modes and so on.
 
-    A setting is: channels, mode, chunks chosen, generation of GPUs, chunk, whether numbers are more than 32 bits reach.
+    A setting is: channels, mode, chunks chosen, generation of GPUs (9: that of the card), chunk, whether numbers are
+    more than 32 bits reach.
     """
     import triton.language as tl
 
     from basecap.ops.top1_chunk.triton_kernels import launch
 
+    of_card = torch.cuda.get_device_capability
     for K, mode, remote, major, chunk, long in settings:
-        torch.cuda.get_device_capability = lambda device, major=major: (major, 0)
+        torch.cuda.get_device_capability = (lambda device: (8, 0)) if major == 8 else of_card
         launch._index = lambda *tensors, long=long: tl.int64 if long else tl.int32
         q, k, v = (leaf(B, 4 * T, heads, K, dtype=dtype) for heads in (H, 1, 1))
         if (K, mode) == (256, "exact"):  # its attention is that of the approximate choice
@@ -167,6 +167,7 @@ def launch_settings(dtype: torch.dtype, settings: list[tuple[int, str, int, int,
             continue  # every size decodes in one setting or two
         token, cache = [x[:, :1] for x in (q, k, v)], top1_chunk_cache(B, 4 * T, 1, K, dtype=dtype, chunk=chunk)
         top1_chunk_step(*token, cache, 4 * T - 1, mode=mode, remote=remote, chunk=chunk)
+    torch.cuda.get_device_capability = of_card
 
 
 def launch_top1_element(dtype: torch.dtype) -> None:
@@ -202,6 +203,13 @@ LAUNCHES = {
     if name.startswith("launch_") and function is not launch_settings
 }
 
+#: By another card the launches that the suite has for it; `kernels_on_cards` has all.
+ELSEWHERE = {
+    "RTX 4090": [launch_long_convolution],
+    "B200": [launch_ssd],
+    "MI300X": [launch_selective_scan, launch_short_convolution],
+}
+
 
 def kernels() -> set[str]:
     """Return the names of all kernels of the operators; functions that kernels call are called otherwise."""
@@ -212,62 +220,39 @@ def kernels() -> set[str]:
     return {f"{x.__module__}.{x.__name__}" for x in found if x.__name__.endswith("_kernel")}
 
 
-def pretend_hopper() -> dict[str, str]:
-    """Have launches compile for a Hopper GPU and run nothing; return what is wrong with each kernel, "" for nothing."""
-    from triton.backends.compiler import GPUTarget
-    from triton.runtime import JITFunction
-    from triton.runtime.driver import driver
-
-    faults: dict[str, str] = {}
-    run = JITFunction.run
-
-    def compile_only(kernel: JITFunction, *arguments: object, warmup: bool, **options: object) -> None:
-        name = f"{kernel.__module__}.{kernel.__name__}"
-        fault, spilled = "", SPILLED.get((kernel.__name__, options.get("K")), 0)
-        try:
-            compiled = run(kernel, *arguments, warmup=True, **options)
-            shared = compiled.metadata.shared
-            if shared > PROGRAM:
-                fault = f"takes {shared} bytes of shared memory"
-            elif kernel.is_gluon():
-                # These share out the registers of a multiprocessor by hand.
-                sass = compiled.asm["sass"]
-                if sass.count("LDL") > spilled:
-                    fault = "spills registers"
-                elif sass.count("HGMMA") <= sass.count("WARPGROUP.DEPBAR"):
-                    # No failure, but products take several times as long. The assembler does so when registers are few.
-                    fault = "waits after each instruction of a product"
-        except Exception as error:
-            fault = "does not compile: " + "".join(traceback.format_exception(error, limit=-1))
-        faults[name] = faults.get(name) or fault
-
-    JITFunction.run = compile_only
-    driver.set_active(
-        SimpleNamespace(
-            get_current_target=lambda: GPUTarget("cuda", 90, 32),
-            get_current_device=lambda: 0,
-            get_current_stream=lambda device: 0,
-        )
-    )
-    # The operators are to take these tensors, which lie on the CPU, for a GPU's.
-    torch.Tensor.is_cuda = True
-    torch.cuda.get_device_properties = lambda device: SimpleNamespace(
-        shared_memory_per_multiprocessor=MULTIPROCESSOR, multi_processor_count=132
-    )
-    _dispatch._unsupported = lambda device, dtype, shared: None
-    return faults
+def wasted(kernel: Any, compiled: Any, options: dict) -> str:
+    """Return what is wrong with the code of a kernel in Gluon, which shares out registers by hand, or ""."""
+    if not kernel.is_gluon():
+        return ""
+    sass = compiled.asm["sass"]
+    if sass.count("LDL") > SPILLED.get((kernel.__name__, options.get("K")), 0):
+        return "spills registers"
+    if sass.count("HGMMA") <= sass.count("WARPGROUP.DEPBAR"):
+        # No failure, but products take several times as long. The assembler does so when registers are few.
+        return "waits after each instruction of a product"
+    return ""
 
 
 def main(dtype: torch.dtype, part: str) -> None:
     """Compile kernels: of `top1_chunk` in the sizes of the suite, of the other operators, or of all in every size.
 
-    Fails if one cannot be launched or, in bfloat16, which all take, was not.
+    Fails if one cannot be launched or, in bfloat16, which all take, was not. With the others go a few for other cards,
+    those that need most there.
     """
-    faults = pretend_hopper()
+    found = pretend("H200", wasted)
     for launch, own_part in LAUNCHES.items():
         if part in ("all", own_part):
             launch(dtype)
+    faults: dict[str, str] = {}
+    for kernel, _, fault in found:
+        faults[kernel] = faults.get(kernel) or fault
     report = [f"{name} {fault}" for name, fault in faults.items() if fault]
+    if part == "others":
+        for card, launches in ELSEWHERE.items():
+            found = pretend(card)
+            for launch in launches:
+                launch(dtype)
+            report += [f"{kernel} {fault} ({card})" for kernel, _, fault in found if fault]
     if dtype == torch.bfloat16:
         of_part = {name for name in kernels() if name.startswith("basecap.ops.top1_chunk.") == (part == "top1_chunk")}
         own = kernels() if part == "all" else of_part

@@ -78,10 +78,12 @@ def test_a_peer_is_refused_by_name():
 
 
 @pytest.mark.usefixtures("card")
-def test_check_prints_what_is_known_to_be_wrong_here(monkeypatch: pytest.MonkeyPatch):
+def test_check_prints_what_this_gpu_is_and_what_is_known_to_be_wrong_here(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(check_all, "check_all", lambda *arguments, **options: [])
     monkeypatch.setattr("basecap.system.environment.choose_device", lambda name: GPU)
+    monkeypatch.setattr("basecap.testing.check_op.unknown_card", lambda device: f"no kernel was tuned on {device}")
     done = CliRunner().invoke(app, ["check"])
+    assert done.stderr.splitlines()[0] == "no kernel was tuned on cuda:0."
     said = next(line for line in done.stderr.splitlines() if "known to be wrong" in line)
     assert done.exit_code == 0
     assert said.startswith("known to be wrong with the installed releases on this GPU: triton 3.6.0 ")

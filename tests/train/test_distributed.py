@@ -8,13 +8,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from basecap.mixers import ARCHITECTURES
 from basecap.records import RunRecords
 from basecap.system.environment import choose_device, fix_cublas_buffers
 from basecap.train import checkpoint
 from basecap.train.distributed import COLLECTIVE_TIMEOUT, Processes, processes
 from basecap.train.loop import DevicePlacement, Trainer
-from tests._architectures import distinct_names
+from tests._architectures import distinct_names, one_of_each_kind
 from tests.forks import pair
 from tests.train import two_processes
 from tests.train.conftest import UnevenStream, config
@@ -39,10 +38,7 @@ def test_two_processes_with_uneven_rows_and_an_interruption_train_as_one(model, 
 
 
 def test_every_architecture_gets_the_same_bits_from_one_process_and_from_two(tmp_path):
-    kinds: dict[object, str] = {}
-    for name, built in ARCHITECTURES.items():
-        kinds.setdefault((built.backbone, *sorted({layer.mixer.__name__ for layer in built.layers})), name)
-    one, two = by_one_and_by_two(list(kinds.values()), "cpu", tmp_path)
+    one, two = by_one_and_by_two(one_of_each_kind(), "cpu", tmp_path)
     assert len(one) > 20 and all(len(found) == 2 for found in one.values())
     assert {name: found for name, found in two.items() if found != one[name]} == {}
 

@@ -6,13 +6,11 @@ import torch
 import triton
 from torch import Tensor
 
-from basecap.ops._launch import block_of
+from basecap.ops._launch import block_of, three_tf32
 from basecap.ops.delta_rule.triton_kernels import kernels, kernels_backward
 
 #: Channels per step of the products that sum over channels.
 BLOCK = 64
-#: The precision of the inverses by dtype: what comes out of TF32 is better than bfloat16, but not than float16.
-EXACT = {torch.bfloat16: "tf32", torch.float16: "tf32x3", torch.float32: "ieee"}
 
 
 @dataclass(frozen=True)
@@ -48,6 +46,11 @@ class _Inputs:
         return {"PRECISION": precision, "BT": self.chunk, "num_stages": 1}
 
     @property
+    def exact(self) -> str:
+        """The precision of the inverses: what comes out of TF32 is better than bfloat16, but not than float16."""
+        return {torch.bfloat16: "tf32", torch.float16: three_tf32(), torch.float32: "ieee"}[self.q.dtype]
+
+    @property
     def blocks(self) -> dict[str, int]:
         """Channels per step of the kernels of a chunk."""
         return {"BK": min(BLOCK, block_of(self.sizes[2])), "BV": min(BLOCK, block_of(self.sizes[3]))}
@@ -75,7 +78,7 @@ def _prepare(inputs: _Inputs) -> tuple[Tensor, Tensor]:
     decays = inputs.q.new_empty(2, B, H, T, dtype=torch.float32)
     kernels.chunk_fwd_kernel[inputs.grid](
         inputs.q, inputs.k, inputs.beta, inputs.log_decay, inputs.ids, *matrices, *decays, T, H, K, M,
-        EXACT=EXACT[inputs.q.dtype], BK=inputs.blocks["BK"], LEVELS=C.bit_length() - 1,
+        EXACT=inputs.exact, BK=inputs.blocks["BK"], LEVELS=C.bit_length() - 1,
         **inputs.options,
     )  # fmt: skip
     return matrices, decays

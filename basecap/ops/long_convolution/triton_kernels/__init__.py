@@ -10,6 +10,8 @@ RUNS, BACKEND = TRITON, "triton"
 
 #: Tokens per block.
 BT = 64
+#: Bytes of shared memory that a program takes at most, in 16 bits, on GPUs with little of it.
+SHARED = 72 * 1024
 #: The most taps for which "auto" takes the kernels: their work grows with the number of taps, that of the FFT with its
 #: logarithm.
 LONGEST = 4096
@@ -20,7 +22,7 @@ def supports(u_BTD: Tensor, segments: Tensor | None) -> str | None:
     B, T, D = u_BTD.shape
     if segments is not None:
         return "they take no segments"
-    return unsupported_by_triton(u_BTD, programs=max(B, D, -(-T // BT)))
+    return unsupported_by_triton(u_BTD, shared=SHARED, programs=max(B, D, -(-T // BT)))
 
 
 def slower(u_BTD: Tensor, filter_LD: Tensor) -> str | None:

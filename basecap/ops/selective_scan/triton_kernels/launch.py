@@ -7,6 +7,7 @@ import torch
 import triton
 from torch import Tensor
 
+from basecap.ops._launch import registers
 from basecap.ops.selective_scan.triton_kernels import BT, kept_shape, kernels
 
 #: Channels per program.
@@ -20,7 +21,7 @@ SPAN, SPAN_BACKWARD = 512, 256
 #: Spans that are chained at a time.
 BS = 16
 #: One warp a program, 12 on a multiprocessor by its 65,536 registers.
-OPTIONS = {"BD": BD, "num_warps": 1, "maxnreg": 168}
+WARPS, REGISTERS = 1, 168
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,11 @@ class _Inputs:
         return WHOLE if T <= WHOLE and groups * B * self.blocks >= BUSY else short
 
 
+def _options() -> dict[str, int | None]:
+    """Return the options that all kernels take."""
+    return {"BD": BD, "num_warps": WARPS, **registers(REGISTERS)}
+
+
 def _inputs(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, segments: Tensor | None) -> _Inputs:
     T = x.shape[1]
     B_BNT, C_BNT = A.new_zeros(2, len(x), A.shape[1], triton.cdiv(T, BT) * BT, dtype=torch.float32)
@@ -76,7 +82,7 @@ def _walk(
     groups = 1 if y is None else len(y)
     kernels.walk_fwd_kernel[(inputs.blocks * groups, carried_BSND.shape[1], B)](
         x, inputs.dt, inputs.A_ND, W, inputs.C_BNT, inputs.ids, carried_BSND, y, states, total,
-        T, D, N, inputs.chunks, span, BACK=dy is not None, BT=BT, BN=N // groups, **OPTIONS,
+        T, D, N, inputs.chunks, span, BACK=dy is not None, BT=BT, BN=N // groups, **_options(),
     )  # fmt: skip
 
 
@@ -92,7 +98,7 @@ def _entering(inputs: _Inputs, first_BND: Tensor, span: int, dy: Tensor | None =
     entering = torch.empty_like(added)
     kernels.carry_fwd_kernel[(inputs.blocks, N, B)](
         added, total, inputs.A_ND, inputs.ids, first_BND, entering, T, D, N, spans, span,
-        BACK=dy is not None, BS=BS, **OPTIONS,
+        BACK=dy is not None, BS=BS, **_options(),
     )  # fmt: skip
     return entering
 
@@ -151,7 +157,7 @@ def backward(
     parts = inputs.A_ND.new_empty(inputs.blocks, B, 2, N, inputs.chunks * BT)
     kernels.scan_bwd_kernel[(inputs.blocks, carried.shape[1], B)](
         dy, inputs.x, inputs.dt, inputs.A_ND, inputs.B_BNT, inputs.C_BNT, inputs.ids, states_BMND, carried, dA_BSND,
-        dx, ddt, parts, T, D, N, inputs.chunks, span, BT=BT, **OPTIONS,
+        dx, ddt, parts, T, D, N, inputs.chunks, span, BT=BT, **_options(),
     )  # fmt: skip
     dB_BNT, dC_BNT = parts.sum(0)[..., :T].unbind(1)
     return (

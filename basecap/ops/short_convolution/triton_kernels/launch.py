@@ -6,6 +6,7 @@ import torch
 import triton
 from torch import Tensor
 
+from basecap.ops._launch import registers
 from basecap.ops.short_convolution.triton_kernels import kernels
 
 #: Channels per program: a warp's 32 lanes hold 4 neighbours each.
@@ -56,12 +57,12 @@ def backward(
     span = _span(x, W, PROGRAMS_BACKWARD, halo=W - 1)
     rows = B * triton.cdiv(T, span)
     # As few as hold the windows: the compiler would take twice as many to little use, and fewer programs would run.
-    registers = min(32 * max(W + (segments is not None) + (x.dtype == torch.float32), 4), 255)
+    most = min(32 * max(W + (segments is not None) + (x.dtype == torch.float32), 4), 255)
     parts = torch.empty(rows, W + 1, D, dtype=torch.float32, device=x.device)
     kernels.short_convolution_bwd_kernel[(rows * triton.cdiv(D, BD),)](
         dy, x, taps_WD.contiguous(), None if bias_D is None else bias_D.contiguous(),
         None if segments is None else segments.contiguous(), dx, parts,
         T, D, span, x_batch, x_token, dy_batch, dy_token,
-        W=W, SILU=silu, X_ALIGN=x_align, DY_ALIGN=dy_align, GROUP=GROUP, BD=BD, num_warps=1, maxnreg=registers,
+        W=W, SILU=silu, X_ALIGN=x_align, DY_ALIGN=dy_align, GROUP=GROUP, BD=BD, num_warps=1, **registers(most),
     )  # fmt: skip
     return dx, parts.sum(0)

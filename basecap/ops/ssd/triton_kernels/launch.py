@@ -7,7 +7,7 @@ import torch
 import triton
 from torch import Tensor
 
-from basecap.ops._launch import block_of, dense
+from basecap.ops._launch import block_of, dense, registers
 from basecap.ops.known_bad import PIPELINES, known_bad_on
 from basecap.ops.ssd.triton_kernels import BT, kernels
 
@@ -91,12 +91,12 @@ def _states(inputs: _Inputs, k: Tensor, v: Tensor, first_BHKV: Tensor, back: boo
     B, _, _, H, K, V, M = inputs.shape
     options = inputs.options
     options |= {"BK": min(128, options["BK"]), "BV": min(64, options["BV"])}
-    registers = 168 if options["num_warps"] == 4 else None
+    options |= registers(168 if options["num_warps"] == 4 else None)
     first = first_BHKV.float().contiguous()
     states, last = v.new_empty(B, M, H, K, V), torch.empty_like(first)
     kernels.states_fwd_kernel[(triton.cdiv(K, options["BK"]) * triton.cdiv(V, options["BV"]), H, B)](
         k, v, inputs.from_start if back else inputs.to_end, inputs.across, first, states, last,
-        k.stride(0), v.stride(0), *inputs.sizes, BACK=back, maxnreg=registers, **options,
+        k.stride(0), v.stride(0), *inputs.sizes, BACK=back, **options,
     )  # fmt: skip
     return states, last
 

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from basecap.ops._launch import block_of
+from basecap.ops._launch import block_of, registers, three_tf32
 from basecap.ops.wkv6.triton_chunks import kernels, kernels_backward
 
 #: Key channels per step of a chunk's forward and backward, value channels per program of a walk.
@@ -55,7 +55,7 @@ class _Inputs:
             "num_stages": 1,
             "num_warps": 4,
             # Three programs per multiprocessor instead of two, for a few numbers more in the cache.
-            "maxnreg": None if exact else 168,
+            **registers(None if exact else 168),
         }
 
 
@@ -74,9 +74,10 @@ def _walk(inputs: _Inputs, k: Tensor, v: Tensor, first: Tensor | None, last: Ten
     (H, M, B), (K, V) = inputs.grid, (k.shape[3], v.shape[3])
     states = v.new_empty(B, M, H, K, V)
     options = inputs.options(block_of(K)) | {"BV": min(WALK, block_of(V)), "num_warps": 4 if K <= 64 else 8}
-    del options["LEVELS"], options["maxnreg"]
+    for name in ("LEVELS", *registers(None)):
+        del options[name]
     # Two further TF32 products with the rests: the state is as exact as in float32 for inputs of any dtype.
-    options["PRECISION"] = "ieee" if v.dtype == torch.float32 else "tf32x3"
+    options["PRECISION"] = "ieee" if v.dtype == torch.float32 else three_tf32()
     kernels.walk_kernel[(triton.cdiv(V, options["BV"]), H, B)](
         k, v, inputs.log_decay, inputs.starts, first, states, last, *inputs.sizes, BACK=back, **options
     )

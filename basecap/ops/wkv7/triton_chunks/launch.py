@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from basecap.ops._launch import block_of
+from basecap.ops._launch import block_of, three_tf32
 from basecap.ops.known_bad import PIPELINES, known_bad_on
 from basecap.ops.wkv7.triton_chunks import kernels, kernels_backward
 
@@ -44,7 +44,7 @@ class _Inputs:
     def options(self) -> dict[str, Any]:
         """Compile-time options common to all kernels."""
         # For half precision's few products of float32, TF32 alone is too coarse: it cuts off what float16 would round.
-        return {"PRECISION": "ieee" if self.v.dtype == torch.float32 else "tf32x3", "BT": self.chunk}
+        return {"PRECISION": "ieee" if self.v.dtype == torch.float32 else three_tf32(), "BT": self.chunk}
 
     @property
     def wide(self) -> dict[str, tl.dtype]:
