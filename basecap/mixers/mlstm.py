@@ -17,8 +17,8 @@ from basecap.ops.ssd import influence, ssd
 #: Epsilon of the norm of each head's output, and of its denominator.
 EPS = 1e-6
 
-#: Value columns, the normaliser among them, that one head of a GPU's kernels takes.
-COLUMNS = 128
+#: Value columns, the normaliser among them, for which a GPU's kernels are fastest; rows of multiples of 8 are aligned.
+COLUMNS, ALIGNED = 64, 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +87,7 @@ def read(
     state: Tensor | None = None,
     level_BH: Tensor | None = None,
     segments: Tensor | None = None,
-    parts: int = 1,
+    width: int | None = None,
 ) -> Reading:
     """Run C_t = f_t C_{t-1} + i_t k_t v_t^T and n_t = f_t n_{t-1} + i_t k_t (arXiv 2405.04517, eq. 19 to 27).
 
@@ -99,14 +99,15 @@ def read(
         state: [B, H, K, V + 1] before the first token; None: zero, and none is returned.
         level_BH: its m.
         segments: int64 [B, T], see `Mixer.forward`.
-        parts: heads of the kernels among which the columns of one head are distributed.
+        width: columns of one head of the kernels, among which those of a head here are distributed; None: all of them.
     """
     level, before = levels(inputs, level_BH, segments)
     fixed, before = level.detach(), before.detach()  # they cancel, but for the epsilon
     log_decay = inputs.log_forget + before - fixed
     k = (inputs.k * (inputs.log_input - fixed).exp()[..., None]).to(inputs.k.dtype)
     H, V = inputs.v.shape[2:]
-    width = -(-(V + 1) // parts)
+    width = width or V + 1
+    parts = -(-(V + 1) // width)
     columns = F.pad(torch.cat([inputs.v, torch.ones_like(inputs.v[..., :1])], dim=-1), (0, parts * width - V - 1))
     if state is not None:
         state = F.pad(state, (0, parts * width - V - 1)).unflatten(-1, (parts, width)).transpose(2, 3).flatten(1, 2)
@@ -174,10 +175,12 @@ class MLSTM(Mixer):
 
     def _read(self, inputs: GatedInputs, cache: Cache | None = None, segments: Tensor | None = None) -> Reading:
         """Read at every token, from the state in `cache` if given, and update it."""
-        parts = -(-(self.value_dim + 1) // COLUMNS) if inputs.v.is_cuda and inputs.v.shape[1] > 1 else 1
+        width, columns = None, self.value_dim + 1
+        if inputs.v.is_cuda and inputs.v.shape[1] > 1:
+            width = -(-columns // (-(-columns // COLUMNS) * ALIGNED)) * ALIGNED
         if cache is None:
-            return read(inputs, segments=segments, parts=parts)
-        found = read(inputs, cache.tensors["state"], cache.tensors["level"], parts=parts)
+            return read(inputs, segments=segments, width=width)
+        found = read(inputs, cache.tensors["state"], cache.tensors["level"], width=width)
         cache.tensors["state"].copy_(found.state)
         cache.tensors["level"].copy_(found.level[:, -1])
         cache.length += inputs.v.shape[1]

@@ -54,19 +54,19 @@ def by_token(inputs: GatedInputs, begins: tuple[int, ...] = ()) -> Tensor:
     return torch.stack(outputs, dim=1)
 
 
-@pytest.mark.parametrize("parts", [1, 2, 4])
-def test_the_memory_is_its_recurrence(parts: int):
+@pytest.mark.parametrize("width", [None, 3, 4])
+def test_the_memory_is_its_recurrence(width: int | None):
     inputs = inputs_of()
     empty = torch.zeros(2, 3, 8, 6, dtype=torch.float64)
-    found = read(inputs, empty, parts=parts)
+    found = read(inputs, empty, width=width)
     torch.testing.assert_close(found.sums / found.below[..., None], by_token(inputs), rtol=1e-9, atol=1e-10)
     # In two calls, the second from the state of the first.
     halves = [
         GatedInputs(**{name: getattr(inputs, name)[:, part] for name in vars(inputs)})
         for part in (slice(0, 17), slice(17, None))
     ]
-    first = read(halves[0], empty, parts=parts)
-    second = read(halves[1], first.state, first.level[:, -1], parts=parts)
+    first = read(halves[0], empty, width=width)
+    second = read(halves[1], first.state, first.level[:, -1], width=width)
     torch.testing.assert_close(second.sums / second.below[..., None], by_token(inputs)[:, 17:], rtol=1e-9, atol=1e-10)
     torch.testing.assert_close(second.state, found.state, rtol=1e-9, atol=1e-10)
 
