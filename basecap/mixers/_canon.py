@@ -28,11 +28,9 @@ class Canon(nn.Module):
         return self.conv.init_cache(batch)
 
     def extend(self, x_BTD: Tensor, last: Tensor) -> Tensor:
-        """Convolve a prompt, with an empty cache, or one more token; updates `last` in place."""
-        if x_BTD.shape[1] == 1:
-            return x_BTD + self.conv.step(x_BTD, last)
-        self.conv.fill(x_BTD, last)
-        return self(x_BTD)
+        """Convolve a prompt, with an empty cache, or further tokens; updates `last` in place."""
+        convolve = self.conv.step if x_BTD.shape[1] == 1 else self.conv.further
+        return x_BTD + convolve(x_BTD, last)
 
     def recipe(self) -> dict[str, ParameterRecipe]:
         """Uniform in +-1/2, with weight decay, as published."""

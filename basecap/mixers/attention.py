@@ -3,6 +3,7 @@
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
@@ -134,6 +135,7 @@ class Attention(HeadedMixer):
     """Multi-head causal softmax attention."""
 
     takes_lengths = True
+    continues = True
 
     class Config(HeadsConfig):
         """Options of softmax attention."""
@@ -196,6 +198,47 @@ class Attention(HeadedMixer):
         visible = None if cache.lengths is None else torch.arange(seen, device=q.device) <= start
         o_B1HK = attention_step(q, keys, values, scale=self.scale, bias_HS=bias, visible_BS=visible, sinks=self.sinks)
         return self.finish(o_B1HK, x_B1D)
+
+    def prefill(self, x_BTD: Tensor, cache: Cache) -> Tensor:
+        """Mix a prompt, or more of it, and keep the keys and values that later tokens can see."""
+        if not cache.length:
+            return super().prefill(x_BTD, cache)
+        q, k, v = self.project(x_BTD, start=cache.start, last=cache.tensors.get("canon"))
+        window = self.config.window is not None and cache.lengths is None
+        o_BTHK = self._attend_in_window(x_BTD, q, k, v, cache) if window else self._attend_to_all(q, k, v, cache)
+        self.store(k, v, cache)
+        return self.finish(o_BTHK, x_BTD)
+
+    def _attend_in_window(self, x_BTD: Tensor, q: Tensor, k: Tensor, v: Tensor, cache: Cache) -> Tensor:
+        """Attend from further tokens of equally long sequences as a prompt of what the window holds and them does."""
+        held = cache.tensors["k"].shape[1]
+        seen = min(cache.length, held)
+        slots = torch.arange(cache.length - seen, cache.length, device=q.device) % held
+        keys, values = (
+            torch.cat([cache.tensors[name][:, slots].to(q.dtype), new], dim=1) for name, new in (("k", k), ("v", v))
+        )
+        return self.attend(x_BTD, F.pad(q, (0, 0, 0, 0, seen, 0)), keys, values)[:, seen:]
+
+    def _attend_to_all(self, q: Tensor, k: Tensor, v: Tensor, cache: Cache) -> Tensor:
+        """Attend from further tokens to the cache and each other, by the position of each key."""
+        start, (B, T, *_), held = cache.start, q.shape, cache.tensors["k"].shape[1]
+        slots = torch.arange(min(cache.length, held), device=q.device)
+        keys, values = (
+            torch.cat([cache.tensors[name][:, : len(slots)].to(q.dtype), new], dim=1)
+            for name, new in (("k", k), ("v", v))
+        )
+        query = start + torch.arange(T, device=q.device)
+        # The last position that belongs to a slot; negative where there is none yet.
+        place = torch.cat([start - 1 - (start - 1 - slots) % held, query], dim=-1)[..., None, :]
+        age = query[..., None] - place
+        visible = (age >= 0) & (place >= 0)
+        if self.config.window is not None:
+            visible = visible & (age < self.config.window)
+        slopes, bias = self._slopes(q.device), None
+        if slopes is not None:
+            bias = (-slopes.double()[:, None, None] * age[..., None, :, :]).expand(B, -1, -1, -1)
+        visible, sinks = visible.expand(B, -1, -1), self.sinks
+        return attention_step(q, keys, values, scale=self.scale, bias_HS=bias, visible_BS=visible, sinks=sinks)
 
     def influence(self, x_BTD: Tensor) -> Influence:
         """Return the attention distribution."""

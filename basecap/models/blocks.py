@@ -118,7 +118,7 @@ class Block(nn.Module):
     def continues(self) -> bool:
         """Whether `prefill` also reads further tokens into a cache that is not empty."""
         parts = (self.mixer,) if self.feed_forward is None else (self.mixer, self.feed_forward)
-        return not self.mixer.layer.canon and all(getattr(part, "continues", False) for part in parts)
+        return all(getattr(part, "continues", False) for part in parts)
 
     def step(self, x_B1D: Tensor, added_B1D: Tensor | None, cache: BlockCache, shared: dict[str, Tensor]) -> Stream:
         """Transform one more token, x + added, updating `cache`."""

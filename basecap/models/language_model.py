@@ -69,7 +69,8 @@ class LanguageModel(nn.Module):
         self._few_shapes_losses: Callable[..., Tensor] = _token_losses
         self.compiled = False
         self._block_prefills: list[Callable[..., Stream]] = [block.prefill for block in self._blocks]
-        self._whole_prompts = not self.continues
+        # Where the state grows with its length, as keys and values do, a prompt is read faster whole.
+        self._whole_prompts = not self.continues or self.state_bytes(2 * PIECE) > self.state_bytes(PIECE)
         self._block_steps: list[Callable[..., Stream]] = [block.step for block in self._blocks]
         self._prompt_logits: Callable[..., Tensor] = self._last_logits
         self._next_logits: Callable[..., Tensor] = self._last_logits
@@ -227,7 +228,7 @@ class LanguageModel(nn.Module):
         if seen:
             raise ConfigError(f"the caches have seen {seen} tokens; prefill new ones, or continue with step.")
         for piece_BT in tokens_BT.split(max(1, self.reads(tokens_BT.shape[1])), dim=1):
-            x, added = through(self._block_prefills, self._embed(piece_BT), caches)
+            x, added = through(self._block_prefills, self._embed(piece_BT, cache=caches[0].mixer), caches)
         return self._last_hidden(x, added) if hidden else self._prompt_logits(x, added)
 
     def reads(self, length: int) -> int:
@@ -269,7 +270,7 @@ class LanguageModel(nn.Module):
     @property
     def continues(self) -> bool:
         """Whether `further` can be called: no layer needs a step for each token."""
-        return self.positions is None and all(block.continues for block in self._blocks)
+        return all(block.continues for block in self._blocks)
 
     @torch.no_grad()
     def further(self, tokens_BT: Tensor, caches: Caches) -> Tensor:
@@ -278,11 +279,11 @@ class LanguageModel(nn.Module):
         Where rows are padded on the right, the caches are of no use afterwards.
 
         Raises:
-            ConfigError: no token, or a model that does not declare `continues`.
+            ConfigError: no token, a model that does not declare `continues`, or more tokens than learned positions.
         """
         if not self.continues:
             raise ConfigError("a layer of this model reads further tokens one by one; read them with step.")
-        return self.norm(total(*through(self._block_prefills, self._embed(tokens_BT), caches)))
+        return self.norm(total(*through(self._block_prefills, self._embed(tokens_BT, cache=caches[0].mixer), caches)))
 
     def parameters_count(self) -> int:
         """Number of parameters, a tied head counted once."""

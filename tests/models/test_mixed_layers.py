@@ -12,7 +12,11 @@ LENGTH, PROMPT = 80, 50
 
 
 def layers(*uses: str) -> tuple[LayerConfig, ...]:
-    small = {"transformer++": {"heads": 2}, "top1-chunk-exact": {"heads": 2, "chunk": 16}}
+    small = {
+        "transformer++": {"heads": 2},
+        "transformer++ window": {"heads": 2, "window": 9},
+        "top1-chunk-exact": {"heads": 2, "chunk": 16},
+    }
     return tuple(LayerConfig(use=use, mixer=small.get(use, {})) for use in uses)
 
 
@@ -44,13 +48,13 @@ def test_a_mixed_model_decodes_as_it_prefills(backbone: str, pattern: list[str])
 @pytest.mark.parametrize(
     ("backbone", "pattern", "read"),
     [
-        ("rwkv-7", ["rwkv-7", "hyena", "gated-deltanet"], 16),
-        ("rwkv-7", ["rwkv-7", "transformer++"], PROMPT),  # attention reads a prompt whole
+        ("rwkv-7", ["rwkv-7", "hyena", "transformer++ window"], 16),
+        ("rwkv-7", ["rwkv-7", "transformer++"], PROMPT),  # keys and values grow with the prompt
     ],
 )
 def test_a_long_prompt_is_read_in_pieces(backbone: str, pattern: list[str], read: int, monkeypatch):
     monkeypatch.setattr("basecap.models.language_model.PIECE", 16)
-    config = model_config(backbone, hidden=64, vocab=50, layers=3, pattern=layers(*pattern), max_length=30)
+    config = model_config(backbone, hidden=64, vocab=50, layers=3, pattern=layers(*pattern), max_length=12)
     model = LanguageModel(config).initialise(0).double()
     tokens, seen = torch.randint(50, (2, LENGTH), generator=torch.Generator().manual_seed(0)), []
     prefill = model.blocks[0].mixer.prefill

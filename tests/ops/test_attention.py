@@ -151,14 +151,19 @@ def test_memory_of_a_window_is_linear(monkeypatch):
 
 @pytest.mark.parametrize("sinks", [None, torch.tensor([0.0, 1.0, -1.0, 3.0])])
 @pytest.mark.parametrize("bias", [False, True])
-def test_step_is_the_last_row(bias, sinks):
+def test_steps_are_the_last_rows(bias, sinks):
     q, k, v = inputs()
     slopes = 2.0 ** -torch.arange(1, 5) if bias else None
-    expected = reference.attention(q, k, v, 8**-0.5, slopes=slopes, sinks=sinks)[:, -1:]
+    expected = reference.attention(q, k, v, 8**-0.5, slopes=slopes, sinks=sinks)
     order = torch.randperm(37, generator=torch.Generator().manual_seed(2))
     bias_HS = None if slopes is None else -slopes[:, None] * (36 - order)
     step = attention_step(q[:, -1:], k[:, order], v[:, order], bias_HS=bias_HS, sinks=sinks)
-    torch.testing.assert_close(step, expected)
+    torch.testing.assert_close(step, expected[:, -1:])
+    age = torch.arange(32, 37)[:, None] - order
+    bias_BHTS = None if slopes is None else (-slopes[:, None, None] * age).expand(len(q), -1, -1, -1)
+    seen = {"bias_HS": bias_BHTS, "visible_BS": (age >= 0).expand(len(q), -1, -1)}
+    steps = attention_step(q[:, -5:], k[:, order], v[:, order], sinks=sinks, **seen)
+    torch.testing.assert_close(steps, expected[:, -5:])
 
 
 def test_entropy_runs_from_certainty_to_uniform():
@@ -193,7 +198,7 @@ def test_entropy_runs_from_certainty_to_uniform():
         (lambda q, k, v: attention(q, k, v, slopes=[1.0] * 4), r"slopes must be a torch\.Tensor, not list"),
         (lambda q, k, v: attention(q, k, v, segments=torch.zeros(2, 5).long()), r"segments \(2, 5\) must be"),
         (lambda q, k, v: attention_step(q[:, :1], k[1:], v[1:]), "must be"),
-        (lambda q, k, v: attention_step(q, k, v), "q has 37 tokens; a step takes one"),
+        (lambda q, k, v: attention_step(q, k, v), "q has 37 tokens, which do not all see the same keys; give visible"),
         (lambda q, k, v: attention_step(q[:, :1], k, v, bias_HS=torch.ones(37)), r"bias \[37\] must be \[H, S\]"),
     ],
 )

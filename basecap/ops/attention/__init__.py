@@ -91,6 +91,8 @@ def attention_step(
 ) -> Tensor:
     """Attend from one query to every key of a cache, o = sum_s softmax_s(scale * q.k_s + bias_s) v_s.
 
+    Several queries, [B, T, H, K], have bias [B, H, T, S] and visible [B, T, S], which must be given.
+
     Args:
         q_B1HK: queries, H a multiple of G.
         k_BSGK: keys, in any order.
@@ -101,22 +103,15 @@ def attention_step(
         sinks: [H], see `attention`.
 
     Returns:
-        [B, 1, H, V] in the dtype of q, or in autocast's without a bias.
+        [B, T, H, V] in the dtype of q, or in autocast's without a bias.
 
     Raises:
         ConfigError: shapes, dtypes or devices that do not match, or an invalid scale.
     """
     _check_keys(q_B1HK, k_BSGK, v_BSGV)
     (B, T, H, _), S = q_B1HK.shape, k_BSGK.shape[1]
-    if T != 1:
-        raise ConfigError(f"q has {T} tokens; a step takes one at a time.")
     scale = check_scale(scale, q_B1HK.shape[3])
-    if bias_HS is not None:
-        check_floating({"bias": bias_HS})
-        if bias_HS.shape not in ((H, S), (B, H, S)):
-            raise ConfigError(f"bias {list(bias_HS.shape)} must be [H, S] or [B, H, S] = {[B, H, S]}.")
-    if visible_BS is not None and (visible_BS.shape != (B, S) or visible_BS.dtype != torch.bool):
-        raise ConfigError(f"visible {list(visible_BS.shape)}, {visible_BS.dtype}, must be bool [B, S] = {[B, S]}.")
+    _check_what_is_seen([B, H, T, S], bias_HS, visible_BS)
     _check_sinks(sinks, H)
     check_devices({"q": q_B1HK, "k": k_BSGK, "v": v_BSGV, "bias": bias_HS, "visible": visible_BS, "sinks": sinks})
     grouped, V = eager.differ(H, k_BSGK.shape[2]), v_BSGV.shape[3]
@@ -125,11 +120,11 @@ def attention_step(
         bias_HS = None if bias_HS is None else F.pad(bias_HS, (1, 0))
         visible_BS = None if visible_BS is None else F.pad(visible_BS, (1, 0), value=True)
     q, k, v = (x.transpose(1, 2) for x in (q_B1HK, k_BSGK, v_BSGV))
-    mask = None if visible_BS is None else visible_BS[:, None, None]
+    mask = None if visible_BS is None else visible_BS[:, None, None] if visible_BS.dim() == 2 else visible_BS[:, None]
     if bias_HS is None:
         o_BH1V = F.scaled_dot_product_attention(q, k, v, mask, scale=scale, enable_gqa=grouped)
     else:
-        bias = (bias_HS if bias_HS.dim() == 3 else bias_HS[None])[:, :, None]
+        bias = bias_HS if bias_HS.dim() == 4 else (bias_HS if bias_HS.dim() == 3 else bias_HS[None])[:, :, None]
         bias = bias if mask is None else bias.masked_fill(~mask, float("-inf"))
         o_BH1V = eager.biased(q, k, v, bias, scale, grouped)
     return o_BH1V[..., :V].transpose(1, 2)
@@ -163,6 +158,27 @@ def _check(
     _check_sinks(sinks, H)
     check_devices({"q": q, "k": k, "v": v, "slopes": slopes, "segments": segments, "sinks": sinks})
     return scale, None if window is None or window >= T else int(window), slopes
+
+
+def _check_what_is_seen(sizes: list[int], bias: Tensor | None, visible: Tensor | None) -> None:
+    """Raise ConfigError for a bias or visible keys that do not fit queries and keys of these sizes B, H, T and S."""
+    B, H, T, S = sizes
+    if T != 1 and visible is None:
+        raise ConfigError(f"q has {T} tokens, which do not all see the same keys; give visible [B, T, S].")
+    if bias is not None:
+        check_floating({"bias": bias})
+        if bias.shape != (B, H, T, S) and (T != 1 or bias.shape not in ((H, S), (B, H, S))):
+            raise ConfigError(
+                f"bias {list(bias.shape)} must be [H, S], [B, H, S] or [B, H, T, S] = {[B, H, T, S]}, of several "
+                "queries the last."
+            )
+    if visible is not None and (
+        (visible.shape != (B, T, S) and (T != 1 or visible.shape != (B, S))) or visible.dtype != torch.bool
+    ):
+        raise ConfigError(
+            f"visible {list(visible.shape)}, {visible.dtype}, must be bool [B, S] or [B, T, S] = {[B, T, S]}, of "
+            "several queries the latter."
+        )
 
 
 def _check_sinks(sinks: Tensor | None, heads: int) -> None:
