@@ -462,7 +462,7 @@ def fill(options: dict, cache: Path, log: Path, flock: bool, seconds: float) -> 
         write_shard(path, slow(), *given)
         log.open("a").write(f"{os.getpid()} ends {path.name}\n")
 
-    _parts.write_shard, locks.LEASE = write, 0.9
+    _parts.write_shard, locks.LEASE = write, 2.0
     if not flock:
         locks._has_flock = lambda directory: False
     prepare(DataConfig(**options), cache)

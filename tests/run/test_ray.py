@@ -129,16 +129,6 @@ def test_a_lost_node_costs_nothing_and_the_numbers_are_those_of_a_local_run(file
     assert results(out) == local
 
 
-def test_tasks_prepare_the_text_together(file, tmp_path, cluster, joined):
-    study, said = load_study(str(file), [f"data.cache={tmp_path / 'cache'}"]), []
-    on = Resources(device="cpu", executor="ray", settings={"address": cluster.address, "prepare": "2"})
-    execution = Execution(study=study, out=tmp_path / "out", device="cpu", on=on)
-    prepare_by_jobs(execution, said.append)
-    assert find_prepared(study.text, tmp_path / "cache") is not None
-    prepare_by_jobs(execution, said.append)
-    assert said == ["2 tasks of Ray prepare the text."]
-
-
 def children(pid: int) -> list[int]:
     tasks = Path(f"/proc/{pid}/task").iterdir()
     return [int(child) for task in tasks for child in (task / "children").read_text().split()]
@@ -149,13 +139,24 @@ def signal_all(processes: list[int], number: signal.Signals) -> None:
         os.kill(process, number)
 
 
+def prepared_by_tasks(file: Path, out: Path, address: str) -> list[str]:
+    """Have tasks prepare the text of a study, twice; return what was logged."""
+    study, said = load_study(str(file)), []
+    on = Resources(device="cpu", executor="ray", settings={"address": address, "prepare": "2"})
+    for _ in range(2):
+        prepare_by_jobs(Execution(study=study, out=out, device="cpu", on=on), said.append)
+        assert find_prepared(study.text, out / "data") is not None
+    return said
+
+
 @pytest.mark.usefixtures("joined")
 def test_an_interrupted_command_resumes_and_is_evaluated_with_the_records_that_came_back(file, local, cluster):
     """The tasks work in directories of their own: neither node sees that of the study, so the command locks its runs.
 
-    The second command waits for a run that another one has locked.
+    The second command waits for a run that another one has locked. The text is prepared by tasks before.
     """
     out, locked = file.parent / "returned", []
+    assert prepared_by_tasks(file, out, cluster.address) == ["2 tasks of Ray prepare the text."]
     study = StudyRecords(out)
     settings = {"address": cluster.address, "records": "returned"}
     on = Resources(device="cpu", executor="ray", settings=settings)
