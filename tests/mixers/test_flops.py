@@ -15,12 +15,14 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from basecap.mixers import (
     ARCHITECTURES,
+    Mixer,
     _delta,
     _linear_memory,
     _parts,
     _rwkv_heads,
     attention,
     based,
+    dsa,
     fox,
     mamba_1,
     mamba_2,
@@ -52,7 +54,7 @@ WRITE = READ = MULTIPLY + ADD
 DECAY = MULTIPLY
 
 
-READ_MEANS = nsa.read_means
+READ_MEANS, INDEX_SCORES, MASS = nsa.read_means, dsa.index_scores, dsa.mass
 
 
 def like(x: Tensor, *others: Tensor) -> Tensor:
@@ -95,6 +97,10 @@ class Ops:
             (attention, "attention", self.attend),
             (synthesizer, "attention", self.attend),
             (fox, "forgetting_attention", self.forget),
+            (dsa, "divergence", self.divergence),
+            (dsa, "index_scores", self.index_scores),
+            (dsa, "mass", self.mass),
+            (dsa, "selected_attention", self.select_blocks),
             (nsa, "attention", self.attend),
             (nsa, "read_means", self.read_means),
             (nsa, "selected_attention", self.select_blocks),
@@ -133,6 +139,21 @@ class Ops:
         product = 2 * (~reads).sum().item() * q.shape[2] * q.shape[3] * (MULTIPLY + ADD)
         self.add(-product, -2 * product)
         return READ_MEANS(q, k, reads)
+
+    def index_scores(self, q, k, weights):
+        hidden = q.shape[0] * (q.shape[1] * k.shape[1] - pairs(q.shape[1]))  # one block of queries
+        self.add(-hidden * q.shape[2] * (q.shape[3] + 1) * (MULTIPLY + ADD), 0)
+        return INDEX_SCORES(q, k, weights)
+
+    def mass(self, q, k, seen):
+        self.add(-(~seen).sum().item() * q.shape[2] * q.shape[3] * (MULTIPLY + ADD), 0)
+        return MASS(q, k, seen)
+
+    def divergence(self, index, q, k, seen):
+        visible, (_, _, heads, size) = seen.sum().item(), index[0].shape
+        scores = visible * heads * (size + 1) * (MULTIPLY + ADD)
+        self.add(visible * q.shape[2] * q.shape[3] * (MULTIPLY + ADD) + scores, 2 * scores)
+        return sum(part.sum() for part in index)
 
     def select_blocks(self, q, k, v, chosen, blocks, **_):
         seen = chosen.gather(-1, blocks[:, None, None].expand(-1, *chosen.shape[1:3], -1)).transpose(1, 2).tril()
@@ -233,8 +254,24 @@ def counted(model: LanguageModel, length: int, monkeypatch) -> tuple[float, floa
         logits = model.logits(tokens)
         forward = counter.get_total_flops()
         logits.sum().backward()
-    total = counter.get_total_flops()
-    return forward + ops.forward, total + ops.forward + ops.backward
+    total = counter.get_total_flops() + ops.forward + ops.backward
+    return forward + ops.forward, total + sum(of_losses(block.mixer, length, ops) for block in model.blocks)
+
+
+def of_losses(mixer: Mixer, length: int, ops: Ops) -> float:
+    """Return the operations of a mixer's own losses, forward and backward."""
+    if not mixer.auxiliary:
+        return 0.0
+
+    def count(losses: dict[str, Tensor] | None) -> float:
+        before = ops.forward + ops.backward
+        with FlopCounterMode(display=False) as counter:
+            mixer(torch.ones(1, length, HIDDEN), losses=losses)
+            if losses is not None:
+                sum(losses.values()).backward()
+        return counter.get_total_flops() + ops.forward + ops.backward - before
+
+    return count({}) - count(None)
 
 
 def build(use: str, longest: int = LONGEST, backbone: str | None = None, **options) -> LanguageModel:
@@ -279,6 +316,8 @@ def test_every_block_family(backbone: str, monkeypatch):
         ("mamba-3", {"heads": 4, "state": 24, "rank": 3}),
         ("rwkv-6", {"heads": 4, "mix_rank": 3, "decay_rank": 5}),
         ("rwkv-7", {"heads": 4, "decay_rank": 3, "rate_rank": 5, "value_rank": 6, "gate_rank": 7}),
+        ("dsa", {"top": 10, "index_heads": 3, "index_dim": 8, "kv_heads": 1}),
+        ("dsa", {"top": 10, "target": "chosen"}),
         ("nsa", {"block": 8, "top": 4, "window": 24, "kv_heads": 1}),
         ("top1-element", {"kv_heads": 1, "qk_gain": True}),
         *(

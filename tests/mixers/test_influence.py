@@ -9,6 +9,8 @@ from basecap.mixers import ARCHITECTURES, LayerSpec, Mixer, initialise
 
 HALF = torch.bfloat16
 OPTIONS = {
+    "dsa": {"top": 12},
+    "dsa by mass": {"top": 12},
     "nsa": {"block": 8, "top": 4, "window": 16},
     "top1-chunk-exact": {"chunk": 16},
     "top1-chunk-approx": {"chunk": 16},

@@ -52,8 +52,9 @@ def test_every_model_holds_what_its_architecture_is_named_after(zoo: StudyConfig
             chunks = [mixer.config.chunk for mixer in mixers if hasattr(mixer.config, "chunk")]
             assert bool(chunks) == run.use.startswith("top1-chunk"), run.name
             assert all(2 * chunk < length for chunk in chunks), run.name  # the third chunk forces a choice
-            chosen = [mixer.config.top * mixer.config.block for mixer in mixers if hasattr(mixer.config, "top")]
-            assert bool(chosen) == (run.use == "nsa") and all(tokens < length for tokens in chosen), run.name
+            chosen = [m.config.top * getattr(m.config, "block", 1) for m in mixers if hasattr(m.config, "top")]
+            assert bool(chosen) == (run.use in ("nsa", "dsa", "dsa by mass")), run.name
+            assert all(tokens < length for tokens in chosen), run.name
 
 
 def test_every_mixer_and_backbone_trains_and_passes_the_leak_test(zoo: StudyConfig, tmp_path: Path):
