@@ -121,7 +121,7 @@ def test_a_run_says_what_it_was_trained_on(tmp_path):
 
 def test_other_evaluations_keep_their_declaration_and_last_rows(tmp_path):
     write_study(tmp_path, architectures=TWO, documents=40, checkpoints=2, more_evaluations=True)
-    few_shot, passkey = study(tmp_path).evaluations
+    few_shot, passkey, _ = study(tmp_path).evaluations
     assert (few_shot.name, few_shot.better, few_shot.axes) == ("few-shot", "higher", [])
     assert passkey.axes == ["length"] and len(passkey.rows) == 10
 
