@@ -109,7 +109,7 @@ def measure(case: Case, architecture: str, device: torch.device, group: Processe
             rows = torch.randint(0, vocab, (case.micro, case.length + 1), generator=generator, device=device)
             with layout.without_sync(part + 1 == parts):
                 with placement.autocast():
-                    loss = layout.module(rows[:, :-1], rows[:, 1:]) / parts
+                    loss = layout.module(rows[:, :-1].contiguous(), rows[:, 1:].contiguous()) / parts
                 loss.backward()
                 total += loss.detach()
         norm = layout.total(clip_gradients(model, config)).detach()
