@@ -6,6 +6,7 @@ from torch import Tensor
 
 from basecap.errors import ConfigError
 from basecap.ops.delta_rule import (
+    as_wkv7,
     channel_delta_rule,
     channels,
     decoupled_delta_rule,
@@ -14,6 +15,7 @@ from basecap.ops.delta_rule import (
     fla_kernels,
     reference,
 )
+from basecap.ops.wkv7 import wkv7
 from basecap.testing.marks import requires_gpu
 from basecap.testing.tolerance import assert_as_accurate
 
@@ -93,6 +95,14 @@ def test_float32_by_channel_is_as_good_as_the_recurrence_in_float32(strength: fl
     chunked = values_and_gradients(decoupled, single)
     for number, (a, b, truth) in enumerate(zip(chunked, recurrent, expected, strict=True)):
         assert_as_accurate(f"result {number}", a, b, truth)
+
+
+def test_the_rule_by_channel_is_a_case_of_wkv7():
+    q, k, v, erase, log_decay, state = by_channel(2, 40, 2, 6, 5)
+    r, decays, written, a, b = as_wkv7(q, k, erase * k, log_decay)
+    expected = wkv7(r, decays, written, v, a, b, state_BHKV=state)
+    for ours, theirs in zip(decoupled(q, k, v, erase, log_decay, state), expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
 
 
 def test_one_strength_for_erasing_and_writing_is_the_rule_by_channel():

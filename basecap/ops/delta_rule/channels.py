@@ -5,15 +5,14 @@ of `_recurrence.blocks` (reads e k and q, writes k) the x of a chunk solve a uni
 
     x = v - A_e x - e~ Z    so    x = X - W Z,    X = (1 + A_e)^-1 v,    W = (1 + A_e)^-1 e~,
 
-and what is left between chunks is one product with a K x K matrix:
-
-    o = A_q X + (q~ - A_q W) Z,    Z' = (diag(decay) - k~^T W) Z + k~^T X.
+and outputs and the state that leaves are o = A_q x + q~ Z and Z' = diag(decay) Z + k~^T x. The loop over chunks has two
+products, W Z and k~^T x; one with the K x K matrix of what a chunk does to Z would take more operations to make.
 """
 
 import torch
 from torch import Tensor
 
-from basecap.ops._recurrence.blocks import MASKED_LOG_DECAY, assemble, carry, chunks, power_of_two, starts, unchunk
+from basecap.ops._recurrence.blocks import MASKED_LOG_DECAY, assemble, chunks, power_of_two, starts, unchunk
 
 #: Tokens per chunk.
 CHUNK = 32
@@ -50,9 +49,12 @@ def channel_delta_rule(
     A_q = A_q + torch.diag_embed(chunks((q * k).sum(-1, keepdim=True), size)[..., 0])
     right = torch.cat([chunks(v_BTHV.to(wide), size), e_in], dim=-1)
     solved = torch.linalg.solve_triangular(A_e, right, upper=False, unitriangular=True)
-    seen, stored = (rows @ solved for rows in (A_q, block.writes.transpose(-1, -2)))
-    step_BHMKK = torch.diag_embed(block.decay) - stored[..., V:]
     state = solved.new_zeros(B, H, k.shape[3], V) if state_BHKV is None else state_BHKV.to(wide)
-    entering, state = carry(step_BHMKK, stored[..., :V], state)
-    o_BHMCV = seen[..., :V] + (q_in - seen[..., V:]) @ entering
+    written, entering = [], []
+    parts = solved[..., :V], solved[..., V:], block.writes.transpose(-1, -2), block.decay[..., None]
+    for X, W, k_out, kept in zip(*(part.unbind(2) for part in parts), strict=True):
+        entering.append(state)
+        written.append(X - W @ state)
+        state = kept * state + k_out @ written[-1]
+    o_BHMCV = A_q @ torch.stack(written, dim=2) + q_in @ torch.stack(entering, dim=2)
     return unchunk(o_BHMCV, T).to(v_BTHV.dtype), state
