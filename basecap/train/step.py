@@ -57,11 +57,33 @@ class LaunchedStep(TrainingStep):
     def gradients(self, parts: Sequence[Batch], shares: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """See `TrainingStep`."""
         self.optimiser.zero_grad(set_to_none=True)
-        total = torch.zeros(1 + len(self.model.auxiliary_losses), device=self._placement.device)
+        total = self._no_losses()
+        first: tuple[Tensor, list[Tensor | None]] | None = None
         for index, (part, share) in enumerate(zip(parts, shares, strict=True)):
+            if 2 * index == len(parts) and self._adds_halves:
+                first, total = (total, self._take_gradients()), self._no_losses()
             with self._layout.without_sync(last=index + 1 == len(parts)):
                 total += self._backward(part, share, 1 / len(parts))
+        if first is not None:
+            total += first[0]
+            for parameter, gradient in zip(self.model.parameters(), first[1], strict=True):
+                if gradient is not None:
+                    parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
         return total, self._layout.total(clip_gradients(self.model, self._config)).detach()
+
+    @property
+    def _adds_halves(self) -> bool:
+        """Whether the halves of a batch are summed apart first, for the bits of two processes with one half each."""
+        return self._config.deterministic and self._placement.processes.world == 1
+
+    def _no_losses(self) -> Tensor:
+        return torch.zeros(1 + len(self.model.auxiliary_losses), device=self._placement.device)
+
+    def _take_gradients(self) -> list[Tensor | None]:
+        """Return the gradients so far by parameter, and begin new ones."""
+        held = [parameter.grad for parameter in self.model.parameters()]
+        self.optimiser.zero_grad(set_to_none=True)
+        return held
 
     def _backward(self, part: Batch, share: Tensor, rows: float) -> Tensor:
         """Add the gradients of a micro-batch; return its losses.

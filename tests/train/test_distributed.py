@@ -60,7 +60,7 @@ def test_every_architecture_gets_the_same_bits_from_one_gpu_and_from_two(tmp_pat
 
 
 def by_one_and_by_two(names, device, path):
-    """Return the bits from one process, which adds two gradients, and from two with one micro-batch in each."""
+    """Return the bits from one process with four micro-batches, and from two with two in each."""
     pair(two_processes.train_each, names, path / "two.json", device, output=path / "output", seconds=400)
     two = json.loads((path / "two.json").read_text())
     return json.loads(json.dumps(two_processes.bits(names, Processes(), choose_device(device)))), two

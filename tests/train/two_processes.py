@@ -65,14 +65,14 @@ def train_each(names: Sequence[str], path: Path, device: str) -> None:
 
 
 def bits(names: Sequence[str], group: Processes, device: torch.device) -> dict[str, list]:
-    """Train each of these architectures for a step of two micro-batches, both in this process or one in each.
+    """Train each of these architectures for a step of four micro-batches, all in this process or two in each.
 
     On a GPU in bfloat16, with sizes for which the kernels of all ops run. Returns by architecture a digest of the
     weights after the step, the loss and the norm of the gradients.
     """
     length, hidden = (512, 128) if device.type == "cuda" else (LENGTH, 32)
     options = TrainConfig(
-        tokens=BATCH * length, batch=BATCH, micro_batch=2, lr=1e-2, warmup=0, deterministic=True, compile=False
+        tokens=BATCH * length, batch=BATCH, micro_batch=1, lr=1e-2, warmup=0, deterministic=True, compile=False
     )
     placement, found = DevicePlacement.choose(device, group, "auto"), {}
     for name in names:
