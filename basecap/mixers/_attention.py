@@ -135,7 +135,8 @@ def refuse_more(config: MixerConfig, option: str, most: int, what: str, length: 
     asked = getattr(config, option)
     if option in config.model_fields_set and asked > most:
         raise ConfigError(
-            f"{option} is {asked}, but a sequence of {length} tokens has {most} {what}; choose a smaller {option}."
+            f"{option} is {asked}, more than the {what} in a sequence of {length} tokens ({most}); "
+            "choose a smaller one."
         )
 
 

@@ -120,7 +120,7 @@ class DSA(HeadedMixer):
         index_weight: float = Field(1.0, gt=0, description="weight of its loss, which counts for the clipping alone")
 
     def __init__(self, config: Config, layer: LayerSpec):
-        refuse_more(config, "top", layer.max_length, "to read", layer.max_length)
+        refuse_more(config, "top", layer.max_length, "tokens", layer.max_length)
         super().__init__(config, layer, norm="none")
         indexed, D = config.selector == "indexer", layer.hidden
         self.index_q = nn.Linear(D, config.index_heads * config.index_dim, bias=False) if indexed else None

@@ -216,7 +216,8 @@ def test_what_decoding_keeps():
 
 def test_bad_options_are_named():
     with pytest.raises(
-        ConfigError, match=r"^top is 2049, but a sequence of 2048 tokens has 2048 to read; choose a smaller top\.$"
+        ConfigError,
+        match=r"^top is 2049, more than the tokens in a sequence of 2048 tokens \(2048\); choose a smaller one\.$",
     ):
         build(top=2049)
     with pytest.raises(ConfigError, match="option 'index_dim' of mixer DSA cannot be 6"):

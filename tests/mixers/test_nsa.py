@@ -136,7 +136,8 @@ def test_parameters_are_those_of_attention_and_the_gates():
 
 def test_more_blocks_than_there_are_is_refused():
     with pytest.raises(
-        ConfigError, match=r"^top is 65, but a sequence of 2048 tokens has 64 blocks of 32; choose a smaller top\.$"
+        ConfigError,
+        match=r"^top is 65, more than the blocks of 32 in a sequence of 2048 tokens \(64\); choose a smaller one\.$",
     ):
         build(block=32, top=65)
     with pytest.raises(ConfigError, match="cannot be 24: it should be 4, 8, 16, 32, 64 or 128"):

@@ -155,7 +155,7 @@ def test_bad_options_are_named(name, options, message):
 def test_more_chunks_than_there_are_is_refused():
     with pytest.raises(
         ConfigError,
-        match=r"^remote is 16, but a sequence of 2048 tokens has 15 earlier chunks of 128; choose a smaller",
+        match=r"^remote is 16, more than the earlier chunks of 128 in a sequence of 2048 tokens \(15\); choose a",
     ):
         build("top1-chunk-exact", remote=16)
     assert build("top1-chunk-exact", remote=15).config.remote == 15
