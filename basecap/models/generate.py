@@ -14,6 +14,7 @@ from basecap.errors import ConfigError
 from basecap.mixers import generator_for
 from basecap.models.decoding_steps import Lengths, steps_of
 from basecap.models.language_model import Caches, LanguageModel
+from basecap.ops import running_sums
 
 #: Below this temperature the most probable token is taken: its logit divided by less may be no number.
 COLDEST = 1e-6
@@ -56,7 +57,7 @@ class Sampling(NamedTuple):
         if self.top_k is not None:
             least = logits_BV.topk(min(self.top_k, logits_BV.shape[-1])).values[:, -1:]
             logits_BV = logits_BV.masked_fill(logits_BV < least, -torch.inf)
-        reached = logits_BV.double().softmax(-1).cumsum(-1)
+        reached = running_sums(logits_BV.double().softmax(-1), -1)
         token = torch.searchsorted(reached, draw_B[:, None] * reached[:, -1:], right=True)
         return token[:, 0].clamp(max=logits_BV.shape[1] - 1)
 
