@@ -1,6 +1,7 @@
 """Qwen3-Next in the layout of transformers: Gated DeltaNet and gated attention by turns.
 
-Dense models with as many key heads as value heads are the same in basecap; the published ones have experts.
+Dense models with as many key heads as value heads are the same in basecap. The published ones have experts, twice as
+many value heads, and attention heads that are together wider than the model.
 """
 
 from collections.abc import Iterator
