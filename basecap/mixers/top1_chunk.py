@@ -47,6 +47,7 @@ class Top1Chunk(HeadedMixer):
     """
 
     takes_lengths = True
+    continues = True
 
     class Config(SelectionConfig):
         """Options of Top-1 chunk selection."""
@@ -80,13 +81,23 @@ class Top1Chunk(HeadedMixer):
 
     def step(self, x_B1D: Tensor, cache: Cache) -> Tensor:
         """Attend from one more token."""
-        q, k, v = self.project(x_B1D, start=cache.start, last=cache.tensors.get("canon"))
-        c, lengths = self.config, cache.lengths
-        o_B1HK = top1_chunk_step(
-            q, k, v, cache.tensors, cache.length, lengths=lengths, chunk=c.chunk, mode=c.mode, remote=c.remote
-        )
-        cache.length += 1
-        return self.finish(o_B1HK, x_B1D)
+        return self._extend(x_B1D, cache)
+
+    def prefill(self, x_BTD: Tensor, cache: Cache) -> Tensor:
+        """Mix a prompt, or more of it, and keep its keys and values."""
+        return self._extend(x_BTD, cache) if cache.length else super().prefill(x_BTD, cache)
+
+    def _extend(self, x_BTD: Tensor, cache: Cache) -> Tensor:
+        """Attend from further tokens one after the other, with one projection of all."""
+        projected = self.project(x_BTD, start=cache.start, last=cache.tensors.get("canon"))
+        c, outputs = self.config, []
+        options = {"chunk": c.chunk, "mode": c.mode, "remote": c.remote}
+        for t, token in enumerate(zip(*(x.split(1, dim=1) for x in projected), strict=True)):
+            q, k, v = (x.contiguous() for x in token)
+            lengths = None if cache.lengths is None else cache.lengths + t
+            outputs.append(top1_chunk_step(q, k, v, cache.tensors, cache.length, lengths=lengths, **options))
+            cache.length += 1
+        return self.finish(torch.cat(outputs, dim=1), x_BTD)
 
     def influence(self, x_BTD: Tensor) -> Influence:
         """Return the attention distribution, zero outside the two chunks."""
