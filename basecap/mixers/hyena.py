@@ -13,6 +13,9 @@ from basecap.mixers._recipes import LayerSpec, ParameterRecipe, constant, defaul
 from basecap.ops import Influence, without_autocast
 from basecap.ops.long_convolution import influence, long_convolution
 
+#: Most numbers of the matrices that a few further tokens are convolved with.
+FEW = 2**24
+
 
 class ImplicitFilter(nn.Module):
     """The taps of a long filter: a network of the position times an exponential decay (section 3.3).
@@ -69,6 +72,16 @@ def position_features(length: int, features: int) -> Tensor:
     t = torch.arange(length, dtype=torch.float64)
     angles = 2 * math.pi / length * t[:, None] * torch.linspace(1e-4, bands - 1, bands, dtype=torch.float64)
     return torch.cat([t[:, None] / max(1, length - 1), angles.cos(), -angles.sin()], dim=1)
+
+
+def _last(u_BSD: Tensor, filter_LD: Tensor, count: int) -> Tensor:
+    """Return the last `count` outputs of `long_convolution`, [B, count, D], by products: an FFT gives all outputs."""
+    time = torch.arange(u_BSD.shape[1], device=u_BSD.device)
+    age = time[-count:, None] - time
+    weights = filter_LD[age.clamp(0, len(filter_LD) - 1)]
+    weights_TSD = weights.masked_fill(((age < 0) | (age >= len(filter_LD)))[..., None], 0)
+    with without_autocast(u_BSD.device):
+        return torch.einsum("tsd,bsd->btd", weights_TSD, u_BSD.to(weights_TSD.dtype)).to(u_BSD.dtype)
 
 
 @mixer(
@@ -153,9 +166,10 @@ class Hyena(Mixer):
             self.conv.fill(projected, last)
             q, k, v = self.conv(projected).chunk(3, dim=-1)
             inputs = k * v
-        T = x_BTD.shape[1]
+        (_, T, D), taps_LD = x_BTD.shape, self.filter(inputs.shape[1])
         self._remember(inputs[:, -T:], cache)
-        return self.out(q * long_convolution(inputs, self.filter(inputs.shape[1]))[:, -T:])
+        few = inputs.shape[1] > T and T * inputs.shape[1] * D <= FEW
+        return self.out(q * (_last(inputs, taps_LD, T) if few else long_convolution(inputs, taps_LD)[:, -T:]))
 
     def _reached(self, cache: Cache) -> Tensor:
         """Return the inputs that the next token reaches, oldest first, [B, S, D]; zeros before a sequence."""

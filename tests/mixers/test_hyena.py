@@ -81,6 +81,17 @@ def test_decoding_beyond_the_filter_forgets_the_oldest_inputs():
         torch.testing.assert_close(torch.cat(parts, dim=1), expected)
 
 
+@pytest.mark.parametrize("few", [0, 2**24])
+def test_further_tokens_are_convolved_by_products_or_by_fft(few: int, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("basecap.mixers.hyena.FEW", few)
+    mixer = build(max_length=20)
+    x = torch.randn(2, 50, 12, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    cache = mixer.init_cache(2, 50)
+    with torch.no_grad():
+        parts = [mixer.prefill(part, cache) for part in x.split([7, 10, 25, 8], dim=1)]
+    torch.testing.assert_close(torch.cat(parts, dim=1), mixer(x))
+
+
 def test_decoding_beyond_a_cache_shorter_than_the_filter_is_refused():
     mixer = build(max_length=20)
     x = torch.randn(2, 12, 12, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
