@@ -121,8 +121,7 @@ def unchecked(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
 def first_look(device: torch.device) -> list[dict[str, str]]:
     """Return what each op runs on a device in bfloat16, without gradients: rows with `op` and `path`.
 
-    On a GPU it takes the time to compile the first kernels of each op, half a minute. Where these fail, the path is the
-    error.
+    On a GPU it takes the time to compile the forward kernels of each op. Where these fail, the path is the error.
     """
     rows = []
     for name, case in OPS.items():
