@@ -11,6 +11,7 @@ from basecap.errors import ConfigError
 from basecap.mixers._contract import Cache
 from basecap.mixers._recipes import Initialiser, ParameterRecipe, uniform
 from basecap.ops import exact_device
+from basecap.ops.operators import operator
 from basecap.ops.short_convolution import Activation, short_convolution
 
 
@@ -36,7 +37,7 @@ def _rotary_table(positions: Tensor, half: int, base: float, dtype: torch.dtype)
 
 
 # A custom operator, so that a compiled graph computes the table once instead of in every channel of every head.
-_rotary_table_once = torch.library.custom_op("basecap::rotary_table", _rotary_table, mutates_args=())
+_rotary_table_once = operator("basecap::rotary_table")(_rotary_table)
 
 
 @_rotary_table_once.register_fake

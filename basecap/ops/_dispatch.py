@@ -91,7 +91,9 @@ def recorded() -> Iterator[dict[str, str]]:
 
 def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
     """Return a context without autocast on this device. The device "meta", which traces shapes, has no autocast."""
-    return nullcontext() if device.type == "meta" else torch.autocast(device.type, enabled=False)
+    if device.type == "meta" or not torch.is_autocast_enabled(device.type):
+        return nullcontext()
+    return torch.autocast(device.type, enabled=False)
 
 
 def interpreted() -> bool:
@@ -236,11 +238,13 @@ def families(*modules: ModuleType) -> dict[str, ModuleType]:
     return {module.__name__.rpartition(".")[2]: module for module in modules}
 
 
+@cache
 def functions_of(family: ModuleType) -> ModuleType:
     """Return the module with a family's functions: the `launch` of a folder. Plain PyTorch is a module of its own."""
     return launch_of(family.__name__) if hasattr(family, "__path__") else family
 
 
+@cache
 def launch_of(package: str | None) -> ModuleType:
     """Return the module `launch` of a package, given as its `__package__`.
 

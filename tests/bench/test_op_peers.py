@@ -140,6 +140,7 @@ def test_the_mask_of_a_choice_is_the_exact_selection():
 
 @requires_gpu[0]
 @requires_gpu[1]
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # of PyTorch's own compiler
 def test_on_a_gpu_peers_that_are_installed_compute_the_same(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.undo()
     device = torch.device("cuda")

@@ -270,3 +270,12 @@ def test_kernels_on_a_gpu(options, dtype):
     size = (do.abs() * low[2].abs().repeat_interleave(2, dim=2)).sum(-1).max()
     for name, fast, _, exact in results:
         assert exact.any() or fast.abs().max() <= 8 * torch.finfo(dtype).eps * size, name
+
+
+def test_lists_of_tiles_are_contiguous_whatever_the_tiles_are():
+    """FlexAttention's kernels on a GPU read them so; its own PyTorch code does not show it."""
+    tiles = (torch.arange(24).view(2, 4, 3) % 5 < 3).transpose(1, 2)[..., None, :].expand(2, 3, 4, 4)
+    count, columns = flex_kernels._listed(tiles)
+    assert count.is_contiguous() and columns.is_contiguous()
+    for row, n, places in zip(tiles.flatten(0, 2), count.flatten(), columns.flatten(0, 2), strict=True):
+        assert places[:n].tolist() == row.nonzero().flatten().tolist()

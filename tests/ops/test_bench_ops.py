@@ -27,23 +27,8 @@ def test_what_was_measured_before_an_interruption_is_kept(monkeypatch: pytest.Mo
     monkeypatch.setattr(ops, "TABLES", {"training": measure, "skew": measure})
     monkeypatch.setattr(ops, "describe", lambda device: {})
     kept = []
-    found = ops.run(device=torch.device("cuda"), save=lambda so_far: kept.append(len(so_far["skew"])))
+    save, only = lambda so_far: kept.append(len(so_far["skew"])), ["training", "skew"]
+    found = ops.run(device=torch.device("cuda"), only=only, save=save)
     assert found["training"] == found["skew"] == [{"heads": 12, "head_dim": 64, "ms": 1.0}]
     assert kept == [0, 1]
     assert not found["complete"]
-
-
-def test_a_peer_that_cannot_run_says_why(monkeypatch: pytest.MonkeyPatch):
-    def lacking(*inputs: torch.Tensor, **options: object) -> torch.Tensor:
-        raise ImportError("needs a package\nand more")
-
-    monkeypatch.setattr(ops.peers, "moba", lambda length, chunk, device: lacking)
-    monkeypatch.setattr(ops, "top1_chunk", lacking)
-    rows = ops._peers(2, 16, 256, 1, torch.device("cpu"))
-    assert [row["cannot run"] for row in rows] == ["needs a package"] * 2
-
-
-def test_rows_say_which_kernels_of_ours_ran():
-    why = "Triton kernels: no Gluon kernels because the GPU is not a Hopper"
-    assert ops._runs({"top1_chunk": why}) == {"runs": why}
-    assert ops._runs({}) == {}  # a rival

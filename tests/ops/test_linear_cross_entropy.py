@@ -133,7 +133,9 @@ def test_mean_loss_on_kernels(device: str, dtype: torch.dtype):
 def test_the_operator_keeps_its_promises(device: str, dtype: torch.dtype):
     logits, targets = torch.randn(5, 7, device=device, dtype=dtype), torch.arange(5, device=device)
     torch.library.opcheck(
-        operators.rows, (logits, targets, torch.tensor(5, device=device)), test_utils=("test_schema", "test_faketensor")
+        operators.rows.overload,
+        (logits, targets, torch.tensor(5, device=device)),
+        test_utils=("test_schema", "test_faketensor"),
     )
 
 

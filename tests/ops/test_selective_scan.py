@@ -171,7 +171,7 @@ def test_only_rows_of_moderate_length_are_walked_whole(monkeypatch: pytest.Monke
     monkeypatch.setattr(launch.kernels, "carry_fwd_kernel", {(1, 1, 1): lambda *given, **options: None})
     for length in (launch.WHOLE + 1, launch.WHOLE):
         x, dt, Bs, Cs = (tensor[:, :length] for tensor in (x, dt, Bs, Cs))
-        launch.forward(x, dt, A, Bs, Cs, None, None, keep=False)
+        launch.forward(x, dt, A, Bs, Cs, None, None, False)
     assert spans == [launch.SPAN, launch.SPAN, launch.WHOLE]
 
 

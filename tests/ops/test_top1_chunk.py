@@ -338,10 +338,10 @@ def test_decoding_equals_the_whole_sequence(mode, K, chunk, device, dtype, monke
 def test_operators_keep_their_contracts(family):
     q, k, v, _ = draw(1, 50, 2, 1, 32, torch.float32)
     layout = list(chunk_grid(q, 16, None, None))
-    q, k, v = (x[0].requires_grad_() for x in (q, k, v))
+    q, k, v = (x.requires_grad_() for x in (q, k, v))
     choice = operators.choose(q.detach(), k.detach(), layout, 16, True, 0.2, 1, family)
-    torch.library.opcheck(operators.choose, (q.detach(), k.detach(), layout, 16, True, 0.2, 1, family))
-    torch.library.opcheck(operators.attend, (q, k, v, choice, layout, 16, 0.2, family))
+    torch.library.opcheck(operators.choose.overload, (q.detach(), k.detach(), layout, 16, True, 0.2, 1, family))
+    torch.library.opcheck(operators.attend.overload, (q, k, v, choice, layout, 16, 0.2, family))
 
 
 @pytest.mark.parametrize("packed", [False, True])

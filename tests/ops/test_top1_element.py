@@ -125,8 +125,8 @@ def test_operators_keep_their_contracts():
     q, k, v, _ = (x[0].float() for x in draw(1, 30, 2, 1, 32))
     first = torch.zeros(30, dtype=torch.int32)
     choice = operators.choose(q, k, first, "eager")
-    torch.library.opcheck(operators.choose, (q, k, first, "eager"))
-    torch.library.opcheck(operators.gather, (v.requires_grad_(), choice, "eager"))
+    torch.library.opcheck(operators.choose.overload, (q, k, first, "eager"))
+    torch.library.opcheck(operators.gather.overload, (v.requires_grad_(), choice, "eager"))
 
 
 @pytest.mark.parametrize(

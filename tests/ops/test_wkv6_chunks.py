@@ -199,5 +199,5 @@ def test_the_operator_keeps_its_promises(device: str, segmented: bool):
     tensors = [x.requires_grad_() for x in (*inputs(sizes, "weak", device, torch.float32), first_state(sizes, device))]
     new = starts(packed(1, [7], 20).to(device)) if segmented else None
     checks = ("test_schema", "test_autograd_registration", "test_faketensor")
-    results = torch.library.opcheck(operators.scan, (*tensors, new), test_utils=checks)
+    results = torch.library.opcheck(operators.scan.overload, (*tensors, new), test_utils=checks)
     assert set(results.values()) == {"SUCCESS"}

@@ -164,7 +164,7 @@ def test_the_operator_keeps_its_promises(device: str, packs: bool):
     x = [part.requires_grad_() for part in inputs(sizes, device, torch.float32)]
     segments = packed(1, [7], 20).to(device) if packs else None
     checks = ("test_schema", "test_faketensor", "test_autograd_registration")
-    found = torch.library.opcheck(operators.scan, (*x, state(sizes, device), segments), test_utils=checks)
+    found = torch.library.opcheck(operators.scan.overload, (*x, state(sizes, device), segments), test_utils=checks)
     assert set(found.values()) == {"SUCCESS"}
 
 

@@ -100,14 +100,14 @@ def test_recurrence_operator(device: str, delta: bool):
     state = torch.zeros(2, 1, 4, 4, device=device)
     checks = ("test_schema", "test_autograd_registration", "test_faketensor")
     inputs = (r, w, k, v, *((a, b) if delta else (None, None)), state, None)
-    results = torch.library.opcheck(operators_6.recur, inputs, test_utils=checks)
+    results = torch.library.opcheck(operators_6.recur.overload, inputs, test_utils=checks)
     assert set(results.values()) == {"SUCCESS"}
 
 
 @pytest.mark.parametrize("starts", [None, torch.zeros(2, 9, dtype=torch.bool)])
 def test_scan_operator(starts: Tensor | None):
     k, v, decay = (x.requires_grad_() for x in (draw(0, 2, 9, 4), draw(1, 2, 9, 4), draw(2, 4).exp()))
-    results = torch.library.opcheck(operators_4.scan, (k, v, decay, starts, "eager"))
+    results = torch.library.opcheck(operators_4.scan.overload, (k, v, decay, starts, "eager"))
     assert set(results.values()) == {"SUCCESS"}
 
 

@@ -2,17 +2,17 @@
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from basecap.ops._dispatch import launch_of
 from basecap.ops._transforms import no_second_derivatives, refuse_batched_gradients
+from basecap.ops.operators import operator
 
 #: Tokens between two states that are kept for backward; the states of one such chunk should stay in the cache.
 CHUNK = 32
 
 
-@torch.library.custom_op("basecap::wkv_recur", mutates_args=())
+@operator("basecap::wkv_recur")
 def recur(
     r: Tensor,
     log_decay: Tensor,
@@ -48,7 +48,7 @@ def _(r, log_decay, k, v, a, b, state, starts):
     return state.new_empty(v.shape), state.new_empty(state.shape), kept
 
 
-@torch.library.custom_op("basecap::wkv_recur_backward", mutates_args=())
+@operator("basecap::wkv_recur_backward")
 def recur_backward(grads: list[Tensor], inputs: list[Tensor], starts: Tensor | None, kept: Tensor) -> list[Tensor]:
     """Return the gradients of r, log_decay, k, v, (a, b) and the state; `inputs` are those without the state."""
     a, b = inputs[4:] or (None, None)

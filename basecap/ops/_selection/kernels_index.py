@@ -16,6 +16,64 @@ def pair_of(i, g, H: tl.constexpr, GROUP: tl.constexpr, REMOTE: tl.constexpr):
 
 
 @triton.jit
+def index_kernel(
+    p_choice,
+    p_offset,
+    p_list,
+    p_share,
+    p_chunk,
+    pairs,
+    M,
+    EXTRA,
+    H: tl.constexpr,
+    GROUP: tl.constexpr,
+    REMOTE: tl.constexpr,
+    SHARE: tl.constexpr,
+    BINS: tl.constexpr,
+    BT: tl.constexpr,
+):
+    """Write the whole index, one program for each chunk's list: for few pairs, where launches take the time.
+
+    Every program counts all pairs. What no list needs is zero. BINS is a power of two above M, and its last bin counts
+    the pairs without a chunk.
+    """
+    m = tl.program_id(0)
+    g = tl.program_id(1).to(tl.int64)
+    p_list += g * pairs
+    p_chunk += g * EXTRA
+    bins = tl.arange(0, BINS)
+    count = tl.zeros([BINS], tl.int32)
+    for at in range(0, pairs, BT):
+        i = at + tl.arange(0, BT)
+        c = tl.load(p_choice + pair_of(i, g, H, GROUP, REMOTE), i < pairs, other=-1)
+        count += tl.histogram(tl.where(c >= 0, c, BINS - 1), BINS)
+    count = tl.where(bins < M, count, 0)
+    begin = tl.cumsum(count, 0) - count
+    extra = tl.maximum((count + SHARE - 1) // SHARE - 1, 0)
+    share = tl.cumsum(extra, 0) - extra
+    if m == 0:
+        tl.store(p_offset + g * (M + 1) + bins, begin, bins <= M)
+        tl.store(p_share + g * (M + 1) + bins, share, bins <= M)
+        for at in range(tl.sum(count, 0), pairs, BT):
+            i = at + tl.arange(0, BT)
+            tl.store(p_list + i, tl.zeros([BT], tl.int32), i < pairs)
+        for at in range(tl.sum(extra, 0), EXTRA, BT):
+            i = at + tl.arange(0, BT)
+            tl.store(p_chunk + i, tl.zeros([BT], tl.int32), i < EXTRA)
+    first = tl.sum(tl.where(bins == m, share, 0), 0)
+    for j in range(tl.sum(tl.where(bins == m, extra, 0), 0)):
+        tl.store(p_chunk + first + j, m)
+    place = tl.sum(tl.where(bins == m, begin, 0), 0)
+    for at in range(0, pairs, BT):
+        i = at + tl.arange(0, BT)
+        pair = pair_of(i, g, H, GROUP, REMOTE)
+        mine = tl.load(p_choice + pair, i < pairs, other=-1) == m
+        order = tl.cumsum(mine.to(tl.int32), 0)
+        tl.store(p_list + place + order - 1, pair.to(tl.int32), mine)
+        place += tl.sum(mine.to(tl.int32), 0)
+
+
+@triton.jit
 def count_kernel(
     p_choice,
     p_count,

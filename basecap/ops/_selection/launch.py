@@ -38,11 +38,15 @@ class Index:
         return offset, pairs, share, chunk
 
 
-def empty_index(choice: Tensor, M: int, groups: int, size: int) -> Index:
-    """Return an empty index of `choice`; entries that no list needs stay zero."""
+#: Pairs of a key head times chunks up to which one kernel makes the whole index: its programs read all pairs.
+AT_ONCE = 2**20
+
+
+def new_index(choice: Tensor, M: int, groups: int, size: int) -> Index:
+    """Return an index of `choice` with nothing written to it yet."""
     pairs = choice.numel() // groups
     length = groups * (pairs + 2 * (M + 1) + pairs // size)
-    return Index(choice.new_zeros(length), groups, pairs, M, size)
+    return Index(choice.new_empty(length), groups, pairs, M, size)
 
 
 def invert(choice: Tensor, M: int, groups: int, size: int) -> Index:
@@ -50,16 +54,24 @@ def invert(choice: Tensor, M: int, groups: int, size: int) -> Index:
     _, H, remote = choice.shape
     if choice.numel() >= 2**31:
         raise ConfigError(f"{choice.numel()} choices are too many for 32-bit lists; use fewer tokens at a time.")
-    index = empty_index(choice, M, groups, size)
+    index = new_index(choice, M, groups, size)
     pairs = index.pairs_per_group
+    offset, lists, share, chunk = index.parts
+    heads = {"H": H, "GROUP": H // groups, "REMOTE": remote}
+    if pairs * M <= AT_ONCE:
+        bins = max(16, triton.next_power_of_2(M + 1))
+        kernels_index.index_kernel[M, groups](
+            choice, offset, lists, share, chunk, pairs, M, index.extra, **heads, SHARE=size, BINS=bins, BT=1024
+        )
+        return index
+    index.buffer.zero_()  # entries that no list needs stay zero
     # Counts for every block and chunk take no more memory than the pairs.
     block = max(256, triton.next_power_of_2(M) // 2)
     blocks = triton.cdiv(pairs, block)
     count = choice.new_zeros(groups, blocks, M)
     rank = torch.empty_like(choice)
     total = choice.new_empty(groups, M)
-    offset, lists, share, chunk = index.parts
-    shape = {"H": H, "GROUP": H // groups, "REMOTE": remote, "BLOCK": block}
+    shape = {**heads, "BLOCK": block}
     kernels_index.count_kernel[blocks, groups](choice, count, rank, pairs, M, **shape, BT=32, num_warps=1)
     kernels_index.scan_kernel[triton.cdiv(M, 64), groups](count, total, blocks, M, BC=64, BB=32)
     kernels_index.offset_kernel[(groups,)](total, offset, share, chunk, M, SHARE=size, EXTRA=index.extra, BC=1024)

@@ -161,7 +161,6 @@ def forward(
     C_BTN: Tensor,
     state_BDN: Tensor | None,
     segments: Tensor | None,
-    *,
     keep: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return outputs [B, T, D] in the dtype of x and the final state [B, D, N], at least float32.

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from basecap.ops._dispatch import families, functions_of
 from basecap.ops._transforms import no_second_derivatives, refuse_batched_gradients
+from basecap.ops.operators import operator
 from basecap.ops.selective_scan import eager, numba_kernels, triton_kernels
 
 #: The fastest first.
@@ -20,7 +21,7 @@ def _family(run: str) -> ModuleType:
     return FAMILIES[run.removesuffix(TRAINING)]
 
 
-@torch.library.custom_op("basecap::selective_scan", mutates_args=())
+@operator("basecap::selective_scan")
 def scan(
     x: Tensor,
     dt: Tensor,
@@ -36,11 +37,11 @@ def scan(
     `run` is one of FAMILIES, followed by TRAINING where gradients will be wanted; otherwise no states are kept.
     """
     keep = run.endswith(TRAINING)
-    out: tuple[Tensor, Tensor, Tensor] = functions_of(_family(run)).forward(x, dt, A, B, C, state, segments, keep=keep)
+    out: tuple[Tensor, Tensor, Tensor] = functions_of(_family(run)).forward(x, dt, A, B, C, state, segments, keep)
     return out
 
 
-@torch.library.custom_op("basecap::selective_scan_backward", mutates_args=())
+@operator("basecap::selective_scan_backward")
 def scan_backward(
     given: list[Tensor],
     x: Tensor,

@@ -84,10 +84,9 @@ def top1_chunk(
         return q + k.sum() + v.sum()
     layout = chunk_grid(q, chunk, segments, cu_seqlens)
     remote = min(remote, most_remote(q.shape[1], chunk))
-    q_NHK, k_NGK, v_NGK = (x.flatten(0, 1) for x in (q, k, v))
-    choice = operators.choose(q_NHK.detach(), k_NGK.detach(), layout, chunk, mode == "exact", scale, remote, family)
-    o_NHK, *_ = operators.attend(q_NHK, k_NGK, v_NGK, choice, layout, chunk, scale, family)
-    return o_NHK.unflatten(0, q.shape[:2])
+    choice = operators.choose(q.detach(), k.detach(), layout, chunk, mode == "exact", scale, remote, family)
+    o: Tensor = operators.attend(q, k, v, choice, layout, chunk, scale, family)[0]
+    return o
 
 
 def top1_chunk_choice(
@@ -113,9 +112,8 @@ def top1_chunk_choice(
     if q.shape[0] == 0:
         return q.new_empty(*q.shape[:3], remote, dtype=torch.int32)
     grid, own = chunk_grid(q, chunk, segments, None)
-    q_NHK, k_NGK = q.detach().flatten(0, 1), k.detach().flatten(0, 1)
     some = min(remote, most_remote(q.shape[1], chunk))
-    choice = operators.choose(q_NHK, k_NGK, [grid, own], chunk, mode == "exact", scale, some, family)
+    choice = operators.choose(q.detach(), k.detach(), [grid, own], chunk, mode == "exact", scale, some, family)
     first = grid[own.long(), 2][:, None, None]
     choice = torch.where(choice >= 0, choice - first, -1)
     return F.pad(choice, (0, remote - some), value=-1).unflatten(0, q.shape[:2])

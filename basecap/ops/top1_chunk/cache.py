@@ -11,6 +11,7 @@ from basecap.errors import ConfigError
 from basecap.ops._dispatch import Backend, choose, families, functions_of
 from basecap.ops._selection.checks import check_cache
 from basecap.ops._shapes import FLOATS, is_whole
+from basecap.ops.operators import operator
 from basecap.ops.top1_chunk import eager, triton_step
 from basecap.ops.top1_chunk.grid import check_chunk, check_options, most_remote
 
@@ -140,7 +141,7 @@ def top1_chunk_step(
 
 
 # The kernels depend on the number of chunks; traced, each length would be compiled again.
-@torch.library.custom_op("basecap::top1_chunk_step", mutates_args=("held",))
+@operator("basecap::top1_chunk_step", mutates_args=("held",))
 def _step_operator(
     token: Sequence[Tensor],
     held: Sequence[Tensor],

@@ -1,7 +1,7 @@
 """The passes as PyTorch custom operators: they compile to one graph, and checkpointing can keep the choice.
 
-Tokens are in one row of N = B * T; `layout` is the pair that `chunk_grid` returns, `family` one of FAMILIES. Autocast
-is disabled: in plain PyTorch it would round the scores to half precision.
+Tokens are in one row of N = B * T, or in B rows; `layout` is the pair that `chunk_grid` returns, `family` one of
+FAMILIES. Autocast is disabled: in plain PyTorch it would round the scores to half precision.
 """
 
 from collections.abc import Sequence
@@ -12,13 +12,19 @@ from torch import Tensor
 from basecap.ops._dispatch import families, functions_of, without_autocast
 from basecap.ops._saved import save_under_checkpointing
 from basecap.ops._transforms import no_second_derivatives, refuse_batched_gradients
+from basecap.ops.operators import operator
 from basecap.ops.top1_chunk import eager, gluon_kernels, triton_kernels
 
 #: The fastest first.
 FAMILIES = families(gluon_kernels, triton_kernels, eager)
 
 
-@torch.library.custom_op("basecap::top1_chunk_choose", mutates_args=())
+def _in_one_row(x: Tensor) -> Tensor:
+    """Return [N, heads, K], here and not where gradients pass: each view would be a node of its own."""
+    return x.flatten(0, -3)
+
+
+@operator("basecap::top1_chunk_choose")
 def choose(
     q: Tensor,
     k: Tensor,
@@ -33,18 +39,18 @@ def choose(
     run = functions_of(FAMILIES[family]).choose
     grid, own = layout
     with without_autocast(q.device):
-        return run(q, k, grid, own, chunk, exact, scale, remote)
+        return run(_in_one_row(q), _in_one_row(k), grid, own, chunk, exact, scale, remote)
 
 
 @choose.register_fake
 def _(q, k, layout, chunk, exact, scale, remote, family):
-    return q.new_empty(*q.shape[:2], remote, dtype=torch.int32)
+    return q.new_empty(*_in_one_row(q).shape[:2], remote, dtype=torch.int32)
 
 
-save_under_checkpointing(torch.ops.basecap.top1_chunk_choose.default)
+save_under_checkpointing(choose.overload)
 
 
-@torch.library.custom_op("basecap::top1_chunk_attend", mutates_args=())
+@operator("basecap::top1_chunk_attend")
 def attend(
     q: Tensor,
     k: Tensor,
@@ -55,11 +61,12 @@ def attend(
     scale: float,
     family: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return o [N, H, K]; and for the backward pass the logsumexp of the attended scores [N, H] and an index."""
+    """Return o like q; and for the backward pass the logsumexp of the attended scores [N, H] and an index."""
     run = functions_of(FAMILIES[family]).attend
     grid, own = layout
     with without_autocast(q.device):
-        return run(q, k, v, choice, grid, own, chunk, scale)
+        o, lse, index = run(*(_in_one_row(x) for x in (q, k, v)), choice, grid, own, chunk, scale)
+    return o.view(q.shape), lse, index
 
 
 @attend.register_fake
@@ -67,21 +74,23 @@ def _(q, k, v, choice, layout, chunk, scale, family):
     wide = torch.promote_types(q.dtype, torch.float32)
     index = choice.new_empty(0)
     if family != "eager":
-        from basecap.ops._selection.launch import empty_index
+        from basecap.ops._selection.launch import new_index
         from basecap.ops.top1_chunk.triton_kernels.launch import share_of
 
-        index = empty_index(choice, layout[0].shape[0], k.shape[1], share_of(chunk)).buffer
-    return q.new_empty(q.shape), q.new_empty(q.shape[:2], dtype=wide), index
+        index = new_index(choice, layout[0].shape[0], k.shape[-2], share_of(chunk)).buffer
+    return q.new_empty(q.shape), q.new_empty(choice.shape[:2], dtype=wide), index
 
 
-@torch.library.custom_op("basecap::top1_chunk_attend_backward", mutates_args=())
+@operator("basecap::top1_chunk_attend_backward")
 def attend_backward(
     do: Tensor, saved: Sequence[Tensor], chunk: int, scale: float, family: str
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return dq, dk, dv; `saved` is q, k, v, o, logsumexp, index, choice and the layout."""
     run = functions_of(FAMILIES[family]).attend_backward
+    rows = [_in_one_row(x) for x in saved[:4]]
     with without_autocast(do.device):
-        return run(do, saved, chunk, scale)
+        dq, dk, dv = run(_in_one_row(do), [*rows, *saved[4:]], chunk, scale)
+    return dq.view(saved[0].shape), dk.view(saved[1].shape), dv.view(saved[2].shape)
 
 
 @attend_backward.register_fake

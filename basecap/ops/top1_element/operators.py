@@ -9,13 +9,14 @@ from torch import Tensor
 from basecap.ops._dispatch import families, functions_of, without_autocast
 from basecap.ops._saved import save_under_checkpointing
 from basecap.ops._transforms import no_second_derivatives
+from basecap.ops.operators import operator
 from basecap.ops.top1_element import eager, triton_kernels
 
 #: The fastest first.
 FAMILIES = families(triton_kernels, eager)
 
 
-@torch.library.custom_op("basecap::top1_element_choose", mutates_args=())
+@operator("basecap::top1_element_choose")
 def choose(q: Tensor, k: Tensor, first: Tensor, family: str) -> Tensor:
     """Return int32 [N, H], the row of the chosen key; `first` int32 [N] is the start of each token's sequence."""
     run = functions_of(FAMILIES[family]).choose
@@ -29,10 +30,10 @@ def _(q, k, first, family):
     return q.new_empty(q.shape[:2], dtype=torch.int32)
 
 
-save_under_checkpointing(torch.ops.basecap.top1_element_choose.default)
+save_under_checkpointing(choose.overload)
 
 
-@torch.library.custom_op("basecap::top1_element_gather", mutates_args=())
+@operator("basecap::top1_element_gather")
 def gather(v: Tensor, choice: Tensor, family: str) -> Tensor:
     """Return [N, H, K], the chosen values."""
     out: Tensor = functions_of(FAMILIES[family]).gather(v, choice)
@@ -44,7 +45,7 @@ def _(v, choice, family):
     return v.new_empty(*choice.shape, v.shape[2])
 
 
-@torch.library.custom_op("basecap::top1_element_scatter", mutates_args=())
+@operator("basecap::top1_element_scatter")
 def scatter(do: Tensor, choice: Tensor, groups: int, family: str) -> Tensor:
     """Return [N, G, K], for each key the sum of do over the queries that chose it."""
     out: Tensor = functions_of(FAMILIES[family]).scatter(do, choice, groups)

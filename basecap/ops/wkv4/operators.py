@@ -20,13 +20,14 @@ from torch import Tensor
 from basecap.ops._dispatch import families, functions_of
 from basecap.ops._recurrence.blocks import starts
 from basecap.ops._transforms import no_second_derivatives
+from basecap.ops.operators import operator
 from basecap.ops.wkv4 import eager, triton_kernels
 
 #: The fastest first.
 FAMILIES = families(triton_kernels, eager)
 
 
-@torch.library.custom_op("basecap::wkv4_scan", mutates_args=())
+@operator("basecap::wkv4_scan")
 def scan(k_BTD: Tensor, v_BTD: Tensor, decay_D: Tensor, starts_BT: Tensor | None, family: str) -> tuple[Tensor, Tensor]:
     """Return W and m [B, T, D].
 
@@ -47,7 +48,7 @@ def _(k_BTD, v_BTD, decay_D, starts_BT, family):
     return k_BTD.new_empty(k_BTD.shape), v_BTD.new_empty(v_BTD.shape)
 
 
-@torch.library.custom_op("basecap::wkv4_accumulate", mutates_args=())
+@operator("basecap::wkv4_accumulate")
 def accumulate(share_BTD: Tensor, values_NBTD: Tensor, family: str) -> Tensor:
     """Return x_t = values_t + share_{t+1} x_{t+1}, [N, B, T, D], for N = 2 values."""
     x: Tensor = functions_of(FAMILIES[family]).accumulate(share_BTD, values_NBTD)

@@ -89,7 +89,7 @@ def block_mask(
 
 def _listed(tiles: Tensor) -> tuple[Tensor, Tensor]:
     """Return the number of tiles set in each row, and their columns in front."""
-    ones = tiles.to(torch.int32)
+    ones = tiles.to(torch.int32).contiguous()  # the kernels on a GPU read both as contiguous tensors, whatever they are
     return ones.sum(-1, dtype=torch.int32), ones.argsort(dim=-1, descending=True, stable=True).to(torch.int32)
 
 

@@ -8,6 +8,7 @@ from torch import Tensor
 from basecap.ops._dispatch import launch_of
 from basecap.ops._recurrence.blocks import save_scan
 from basecap.ops._transforms import no_second_derivatives, refuse_batched_gradients
+from basecap.ops.operators import operator
 
 
 def tokens_per_chunk(K: int, dtype: torch.dtype) -> int:
@@ -19,7 +20,7 @@ def tokens_per_chunk(K: int, dtype: torch.dtype) -> int:
     return max(16, min(most, 1 << (K.bit_length() - 1)))
 
 
-@torch.library.custom_op("basecap::delta_rule", mutates_args=())
+@operator("basecap::delta_rule")
 def scan(
     q: Tensor,
     k: Tensor,
@@ -34,7 +35,7 @@ def scan(
     return launch_of(__package__).forward(q, k, v, beta, log_decay, state, segments, chunk)
 
 
-@torch.library.custom_op("basecap::delta_rule_backward", mutates_args=())
+@operator("basecap::delta_rule_backward")
 def scan_backward(
     grads: list[Tensor | None], tensors: list[Tensor], optional: list[Tensor | None], kept: list[Tensor]
 ) -> list[Tensor]:

@@ -3,8 +3,10 @@
 import torch
 from torch import Tensor
 
+from basecap.ops.operators import operator
 
-@torch.library.custom_op("basecap::cross_entropy_rows", mutates_args=())
+
+@operator("basecap::cross_entropy_rows")
 def rows(logits_NV: Tensor, targets_N: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
     """Return float32 losses [N] and their gradient [N, V] over `count`; zero where the target is negative."""
     # Imported here because Triton may be missing where its kernels cannot run.

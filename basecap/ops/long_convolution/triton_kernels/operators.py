@@ -7,15 +7,16 @@ from torch import Tensor
 
 from basecap.ops._dispatch import launch_of
 from basecap.ops._transforms import no_second_derivatives
+from basecap.ops.operators import operator
 
 
-@torch.library.custom_op("basecap::long_convolution", mutates_args=())
+@operator("basecap::long_convolution")
 def convolve(u: Tensor, filter: Tensor) -> Tensor:
     """Return [B, T, D]."""
     return launch_of(__package__).forward(u, filter)
 
 
-@torch.library.custom_op("basecap::long_convolution_backward", mutates_args=())
+@operator("basecap::long_convolution_backward")
 def convolve_backward(dy: Tensor, u: Tensor, filter: Tensor) -> tuple[Tensor, Tensor]:
     """Return the gradients of u and of the filter, that in float32."""
     return launch_of(__package__).backward(dy, u, filter)

@@ -51,7 +51,6 @@ def forward(
     C_BTN: Tensor,
     state_BDN: Tensor | None,
     segments: Tensor | None,
-    *,
     keep: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return outputs [B, T, D] in the dtype of x, the final state [B, D, N] in float32, and what `backward` takes.

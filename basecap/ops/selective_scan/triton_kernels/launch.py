@@ -8,6 +8,7 @@ import triton
 from torch import Tensor
 
 from basecap.ops._launch import registers
+from basecap.ops._replay import replayed
 from basecap.ops.selective_scan.triton_kernels import BT, kept_shape, kernels
 
 #: Channels per program.
@@ -109,6 +110,7 @@ def _first(inputs: _Inputs, state_BDN: Tensor | None) -> Tensor:
     return state_BDN.float().mT.contiguous()
 
 
+@replayed
 def forward(
     x_BTD: Tensor,
     dt_BTD: Tensor,
@@ -117,7 +119,6 @@ def forward(
     C_BTN: Tensor,
     state_BDN: Tensor | None,
     segments: Tensor | None,
-    *,
     keep: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return outputs [B, T, D] in the dtype of x, the final state [B, D, N] in float32, and what `backward` takes.
@@ -136,6 +137,7 @@ def forward(
     return y, carried[:, -1].mT.contiguous(), states
 
 
+@replayed
 def backward(
     grads: tuple[Tensor, Tensor],
     x_BTD: Tensor,

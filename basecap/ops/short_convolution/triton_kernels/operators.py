@@ -7,16 +7,17 @@ from torch import Tensor
 
 from basecap.ops._dispatch import launch_of
 from basecap.ops._transforms import no_second_derivatives
+from basecap.ops.operators import operator
 
 
 # The kernels take any strides; without the tag a compiled graph copies slices whose strides it has padded.
-@torch.library.custom_op("basecap::short_convolution", mutates_args=(), tags=[torch.Tag.flexible_layout])
+@operator("basecap::short_convolution", tags=[torch.Tag.flexible_layout])
 def convolve(x: Tensor, taps: Tensor, bias: Tensor | None, segments: Tensor | None, silu: bool) -> Tensor:
     """Return [B, T, D]; taps [W, D] and bias [D] in float32."""
     return launch_of(__package__).forward(x, taps, bias, segments, silu)
 
 
-@torch.library.custom_op("basecap::short_convolution_backward", mutates_args=(), tags=[torch.Tag.flexible_layout])
+@operator("basecap::short_convolution_backward", tags=[torch.Tag.flexible_layout])
 def convolve_backward(
     dy: Tensor, x: Tensor, taps: Tensor, bias: Tensor | None, segments: Tensor | None, silu: bool
 ) -> tuple[Tensor, Tensor]:

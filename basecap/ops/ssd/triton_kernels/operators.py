@@ -7,9 +7,10 @@ from torch import Tensor
 
 from basecap.ops._dispatch import launch_of
 from basecap.ops._transforms import no_second_derivatives
+from basecap.ops.operators import operator
 
 
-@torch.library.custom_op("basecap::ssd", mutates_args=())
+@operator("basecap::ssd")
 def scan(
     q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, state: Tensor, segments: Tensor | None
 ) -> tuple[Tensor, Tensor]:
@@ -17,7 +18,7 @@ def scan(
     return launch_of(__package__).forward(q, k, v, log_decay, state, segments)
 
 
-@torch.library.custom_op("basecap::ssd_backward", mutates_args=())
+@operator("basecap::ssd_backward")
 def scan_backward(
     do: Tensor,
     dfinal: Tensor,

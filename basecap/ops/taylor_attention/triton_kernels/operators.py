@@ -7,13 +7,14 @@ from torch import Tensor
 
 from basecap.ops._dispatch import launch_of
 from basecap.ops._transforms import no_second_derivatives
+from basecap.ops.operators import operator
 
 #: Tokens per chunk. Sums of features cost as much as masked tiles at about 1024 (16 features, 64 values); without any
 #: sums, short sequences are twice as fast.
 CHUNK = 2048
 
 
-@torch.library.custom_op("basecap::taylor_attention", mutates_args=())
+@operator("basecap::taylor_attention")
 def attend(q: Tensor, k: Tensor, v: Tensor, eps: float, chunk: int) -> tuple[Tensor, Tensor]:
     """Return outputs [B, T, H, V] and denominators [B, T, H], float32."""
     return launch_of(__package__).forward(q, k, v, eps, chunk)
@@ -24,7 +25,7 @@ def _(q, k, v, eps, chunk):
     return v.new_empty(v.shape), v.new_empty(v.shape[:3], dtype=torch.float32)
 
 
-@torch.library.custom_op("basecap::taylor_attention_backward", mutates_args=())
+@operator("basecap::taylor_attention_backward")
 def attend_backward(
     q: Tensor, k: Tensor, v: Tensor, o: Tensor, norm: Tensor, do: Tensor, chunk: int
 ) -> tuple[Tensor, Tensor, Tensor]:

@@ -2,9 +2,11 @@
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from basecap.ops._launch import dense
+from basecap.ops._replay import replayed
 from basecap.ops.top1_chunk.gluon_kernels import kernels_approx, kernels_backward, kernels_exact
 from basecap.ops.top1_chunk.triton_kernels import launch as triton_launch
 from basecap.ops.top1_chunk.triton_kernels.launch import attend
@@ -12,6 +14,7 @@ from basecap.ops.top1_chunk.triton_kernels.launch import attend
 __all__ = ["attend", "attend_backward", "choose"]
 
 
+@replayed
 def choose(
     q: Tensor,
     k: Tensor,
@@ -29,17 +32,21 @@ def choose(
     if remote > 1:
         return triton_launch.choose(q, k, grid, own, chunk, exact, scale, remote)
     q, k = dense(q), dense(k)
-    choice = triton_launch.no_choice(q, remote)
+    shape = (*q.shape[:2], remote)
     means, low, norm = triton_launch.summarise(k, grid, chunk, exact)
     if exact:
+        # Neither kernel writes the choice of a tile of queries that are NaN in part: their tiles differ.
+        choice = torch.full(shape, -1, dtype=torch.int32, device=q.device)
         kernels_exact.choose_exact(q, k, grid, own, norm, choice, chunk, scale * triton_launch.LOG2E)
         triton_launch.choose_exact(q, k, (grid, own, norm), choice, chunk, scale, bounded=False)
     else:
         assert low is not None  # numbers of 16 bits have a second part
+        choice = torch.empty(shape, dtype=torch.int32, device=q.device)
         kernels_approx.choose_approx(q, means, low, grid, own, choice)
     return choice
 
 
+@replayed
 def attend_backward(do: Tensor, saved: Sequence[Tensor], chunk: int, scale: float) -> tuple[Tensor, Tensor, Tensor]:
     """Return dq, dk, dv (arXiv 2505.18522, algorithm 2); `saved` as in `operators.attend_backward`."""
     q, k, v, *_, choice, _, _ = saved

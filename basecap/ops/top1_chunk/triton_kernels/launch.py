@@ -11,6 +11,7 @@ from torch import Tensor
 
 from basecap.ops._dispatch import interpreted
 from basecap.ops._launch import block_of, dense
+from basecap.ops._replay import replayed
 from basecap.ops._selection.launch import Index, invert
 from basecap.ops.top1_chunk.triton_kernels import SHARED, kernels_attend, kernels_choose
 
@@ -58,6 +59,7 @@ def stages_for(stages: int, x: Tensor, rows: int, chunk: int) -> int:
     return min(stages, max(1, (SHARED - rows * row) // (chunk * row)))
 
 
+@replayed
 def choose(
     q: Tensor,
     k: Tensor,
@@ -70,7 +72,7 @@ def choose(
 ) -> Tensor:
     """Return int32 [N, H, remote], the chosen chunks in descending order; -1 where there is none."""
     q, k = dense(q), dense(k)
-    choice = no_choice(q, remote)
+    choice = torch.empty(*q.shape[:2], remote, dtype=torch.int32, device=q.device)
     means, low, norm = summarise(k, grid, chunk, exact)
     if exact:
         for bounded in (True, False):
@@ -83,11 +85,6 @@ def choose(
         BQ=tile.rows, BM=tile.columns, SPLIT=low is not None, num_stages=tile.stages,
     )  # fmt: skip
     return choice
-
-
-def no_choice(q: Tensor, remote: int) -> Tensor:
-    """Return int32 [N, H, remote], all -1: queries that are NaN choose nothing, and no kernel writes their choice."""
-    return torch.full((*q.shape[:2], remote), -1, dtype=torch.int32, device=q.device)
 
 
 def choose_exact(
@@ -131,13 +128,13 @@ def _choosing(q: Tensor, k: Tensor, remote: int, tile: Tile) -> dict[str, Any]:
 
 
 def summarise(k: Tensor, grid: Tensor, chunk: int, exact: bool) -> tuple[Tensor, Tensor | None, Tensor]:
-    """Return each chunk's mean key [G, M, K] in two parts, or (exact) the largest squared norm [G]."""
+    """Return each chunk's mean key [G, M, K] in two parts, or (exact) the largest squared norm, float32 [G]."""
     _, G, K = k.shape
     M = grid.shape[0]
     split = not exact and k.element_size() == 2
     means = k.new_empty(G, M, K) if not exact else k
     low = k.new_empty(G, M, K) if split else None
-    norm = torch.zeros(G, dtype=torch.float32, device=k.device)
+    norm = torch.zeros(G, dtype=torch.float32, device=k.device) if exact else means
     kernels_choose.summarise_kernel[(M * G,)](
         k, grid, means, low, norm, *k.stride()[:2], M,
         G=G, K=K, BK=block_of(K), C=chunk, BN=min(chunk, 16384 // block_of(K)), MEAN=not exact, SPLIT=split,
@@ -168,6 +165,7 @@ def share_of(chunk: int) -> int:
     return max(512, 4 * chunk)
 
 
+@replayed
 def attend(
     q: Tensor, k: Tensor, v: Tensor, choice: Tensor, grid: Tensor, own: Tensor, chunk: int, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -212,6 +210,7 @@ class BackwardKernel:
     programs: Callable[[int], int]
 
 
+@replayed
 def attend_backward(do: Tensor, saved: Sequence[Tensor], chunk: int, scale: float) -> tuple[Tensor, Tensor, Tensor]:
     """Return dq, dk, dv (arXiv 2505.18522, algorithm 2); `saved` as in `operators.attend_backward`."""
     q, k, v, *_, choice, _, _ = saved

@@ -9,6 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from basecap.ops._launch import block_of, registers, three_tf32
+from basecap.ops._replay import replayed
 from basecap.ops.wkv6.triton_chunks import kernels, kernels_backward
 
 #: Key channels per step of a chunk's forward and backward, value channels per program of a walk.
@@ -84,6 +85,7 @@ def _walk(inputs: _Inputs, k: Tensor, v: Tensor, first: Tensor | None, last: Ten
     return states
 
 
+@replayed
 def forward(
     r_BTHK: Tensor,
     k_BTHK: Tensor,
@@ -109,6 +111,7 @@ def forward(
     return o, final, states, scores
 
 
+@replayed
 def backward(
     grads: tuple[Tensor, Tensor | None],
     tensors: tuple[Tensor, Tensor, Tensor, Tensor, Tensor],

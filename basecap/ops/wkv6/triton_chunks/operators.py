@@ -8,6 +8,7 @@ from torch import Tensor
 from basecap.ops._dispatch import launch_of
 from basecap.ops._recurrence.blocks import save_scan
 from basecap.ops._transforms import no_second_derivatives, refuse_batched_gradients
+from basecap.ops.operators import operator
 
 
 def tokens_per_chunk(dtype: torch.dtype) -> int:
@@ -15,7 +16,7 @@ def tokens_per_chunk(dtype: torch.dtype) -> int:
     return 32 if dtype == torch.float32 else 64
 
 
-@torch.library.custom_op("basecap::wkv6_chunks", mutates_args=())
+@operator("basecap::wkv6_chunks")
 def scan(
     r: Tensor,
     k: Tensor,
@@ -39,7 +40,7 @@ def scan(
     return launch_of(__package__).forward(r, k, v, log_decay, bonus, state, starts, tokens_per_chunk(v.dtype))
 
 
-@torch.library.custom_op("basecap::wkv6_chunks_backward", mutates_args=())
+@operator("basecap::wkv6_chunks_backward")
 def scan_backward(
     grads: list[Tensor | None], tensors: list[Tensor], optional: list[Tensor | None], kept: list[Tensor]
 ) -> list[Tensor]:

@@ -9,6 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from basecap.ops._launch import block_of, three_tf32
+from basecap.ops._replay import replayed
 from basecap.ops.known_bad import PIPELINES, known_bad_on
 from basecap.ops.wkv7.triton_chunks import kernels, kernels_backward
 
@@ -126,6 +127,7 @@ def _stages(inputs: _Inputs, BK: int, BV: int) -> int:
     return 2 if inputs.v.element_size() * numbers + 1024 <= room else 1
 
 
+@replayed
 def forward(
     tensors: tuple[Tensor, ...], state_BHKV: Tensor | None, segments: Tensor | None, chunk: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -152,6 +154,7 @@ def forward(
     return o, last, inverse, states
 
 
+@replayed
 def backward(
     grads: tuple[Tensor, Tensor | None],
     tensors: tuple[Tensor, ...],

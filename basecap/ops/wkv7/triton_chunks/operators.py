@@ -8,6 +8,7 @@ from torch import Tensor
 from basecap.ops._dispatch import launch_of
 from basecap.ops._recurrence.blocks import save_scan
 from basecap.ops._transforms import no_second_derivatives, refuse_batched_gradients
+from basecap.ops.operators import operator
 
 #: The most tokens per chunk; float32 is only for the tests, see `wkv7_bounded`.
 #: The exponents of half a chunk's decays, 19.5 for 64 tokens, are within the range of
@@ -20,7 +21,7 @@ def tokens_per_chunk(K: int, dtype: torch.dtype) -> int:
     return max(16, min(CHUNKS[dtype], 1 << (K.bit_length() - 1)))
 
 
-@torch.library.custom_op("basecap::wkv7_chunks", mutates_args=())
+@operator("basecap::wkv7_chunks")
 def scan(
     r: Tensor,
     log_decay: Tensor,
@@ -37,7 +38,7 @@ def scan(
     )
 
 
-@torch.library.custom_op("basecap::wkv7_chunks_backward", mutates_args=())
+@operator("basecap::wkv7_chunks_backward")
 def scan_backward(
     grads: list[Tensor | None], tensors: list[Tensor], optional: list[Tensor | None], kept: list[Tensor]
 ) -> list[Tensor]:

@@ -1,0 +1,95 @@
+"""Launch a function's Triton kernels again without Triton's dispatcher, which takes 40 to 90 us a kernel.
+
+A function decorated with `replayed` allocates tensors and launches kernels, and what it does depends on the shapes,
+strides, dtypes, devices and alignment of its arguments and on numbers, never on the tensors' values. Its second call
+with such arguments is recorded: allocations, launches and other operations of PyTorch. Later calls do the same from the
+record, with one allocation for all tensors that do not leave the function. The compiled kernels and the numbers are the
+same, so the results are the same bit by bit.
+
+A call is ordinary where something has to watch it (a mode, a transform, fake tensors), where two arguments have the
+same memory, and where the function does what no record can hold.
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial, wraps
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import _get_current_dispatch_mode
+
+from basecap.ops._replay.recorder import record_call
+
+R = TypeVar("R")
+
+#: Records kept of a function; beyond them it forgets all and begins anew.
+MOST_RECORDS = 512
+
+#: Kinds of devices whose launches are recorded.
+DEVICES = ("cuda",)
+
+_PLAIN = (Tensor, torch.nn.Parameter)
+
+#: One function is recorded at a time: the recording replaces Triton's launcher.
+_recording = threading.Lock()
+
+
+def replayed(function: Callable[..., R]) -> Callable[..., R]:
+    """Return a function that does what this one does, from its third call with such arguments on from a record.
+
+    Arguments are given by position: tensors, lists of them, numbers, strings and None.
+    """
+    records: dict[Any, Callable[..., R] | bool] = {}
+
+    @wraps(function)
+    def call(*given: Any) -> R:
+        flat: list[Tensor] = []
+        key = _key(given, flat)
+        if key is None:
+            return function(*given)
+        record = records.get(key)
+        if callable(record):
+            return record(*flat)
+        if record is None:
+            # Compiles the kernels, so that their launchers are all that the next call has to record.
+            if len(records) >= MOST_RECORDS:
+                records.clear()
+            records[key] = True
+        elif record and _recording.acquire(blocking=False):
+            try:
+                out, records[key] = record_call(partial(function, *given), flat)
+                return out
+            finally:
+                _recording.release()
+        return function(*given)
+
+    return call
+
+
+def _key(given: Sequence[Any], flat: list[Tensor]) -> tuple[Any, ...] | None:
+    """Return what the function's work depends on, and add its tensors to `flat`; None: the call is ordinary."""
+    parts: list[Any] = [torch.are_deterministic_algorithms_enabled()]
+    if torch.compiler.is_compiling() or _get_current_dispatch_mode() is not None or not _describe(given, flat, parts):
+        return None
+    # Records find arguments by their addresses.
+    return tuple(parts) if flat and len({x.data_ptr() for x in flat}) == len(flat) else None
+
+
+def _describe(given: Sequence[Any], flat: list[Tensor], parts: list[Any]) -> bool:
+    """Add the description of each argument to `parts`; return False if one is not of a known kind."""
+    for x in given:
+        if isinstance(x, Tensor):
+            if type(x) not in _PLAIN or x.device.type not in DEVICES:
+                return False
+            flat.append(x)
+            parts.append((x.shape, x.stride(), x.dtype, x.device.index, x.data_ptr() % 16))
+        elif isinstance(x, (list, tuple)):
+            parts.append(len(x))
+            if not _describe(x, flat, parts):
+                return False
+        elif x is None or isinstance(x, (bool, int, float, str)):
+            parts.append(x)
+        else:
+            return False
+    return True

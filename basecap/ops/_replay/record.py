@@ -1,0 +1,213 @@
+"""A recorded call as a Python function that is written for it: a loop over steps would take as long as the launches."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+#: Bytes at multiples of which tensors begin, as those of PyTorch's own allocator do.
+ALIGNMENT = 512
+
+
+@dataclass(frozen=True)
+class Location:
+    """Where a tensor lies: `offset` bytes from where the memory `slot` begins, or the argument of this number."""
+
+    slot: int
+    offset: int
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Address:
+    """The address of a place, as kernels take it."""
+
+    place: Location
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of a function of Python, whose result is an argument of another or, with `results`, a step by itself."""
+
+    function: Callable[..., Any]
+    given: tuple[Any, ...]
+    options: dict[str, Any]
+    #: Slots of the tensors that it returns.
+    results: tuple[int, ...] = ()
+
+
+#: Stands for the stream that kernels are launched on.
+STREAM = object()
+
+
+@dataclass
+class Memory:
+    """Memory that a recorded call allocated."""
+
+    #: Holds the memory while the call is recorded, so that its address stays its own.
+    tensor: Tensor
+    zero: bool = False
+    #: Whether a tensor is made of it: a result, or what an operation of PyTorch takes or returns.
+    named: bool = False
+    #: Whether an operation of PyTorch, replayed, returns it.
+    returned: bool = False
+
+
+def compile_record(
+    given: Sequence[Tensor], memories: Sequence[Memory], steps: Sequence[Call], results: Any
+) -> Callable[..., Any]:
+    """Return a function of tensors like those given that does the steps and returns the results.
+
+    Args:
+        given: the tensor arguments, slots 0 to n - 1.
+        memories: what the call allocates, slots n, n + 1, ...
+        steps: launches, and operations of PyTorch.
+        results: what the call returns, with places for tensors.
+    """
+    spans = _spans(steps, results)
+    writer = _Writer()
+    made: list[list[str]] = [[] for _ in range(len(steps) + 1)]
+    tensors: set[int] = set()
+    scratch: list[_Block] = []
+    for slot, memory in enumerate(memories, len(given)):
+        if slot not in spans:
+            continue
+        first, last = spans[slot]
+        if memory.returned or memory.named or memory.zero:
+            tensors.add(slot)
+        if memory.returned:
+            continue
+        if slot in tensors:
+            made[first].append(f"t{slot} = {writer.constant(_maker(memory.tensor, memory.zero))}()")
+        else:
+            scratch.append(_Block(slot, memory.tensor.untyped_storage().nbytes(), first, last))
+    writer.scratch = _arrange(scratch)
+    body = []
+    if scratch:
+        bytes = max(block.offset + block.bytes for block in scratch)
+        make = partial(torch.empty, bytes, dtype=torch.uint8, device=given[0].device)
+        body += [f"scratch = {writer.constant(make)}()", "base = scratch.data_ptr()"]
+    stream = partial(current_stream(), given[0].device.index)
+    body.append(f"stream = {writer.constant(stream)}()")
+    for at, step in enumerate(steps):
+        body += made[at]
+        body.append(writer.statement(step))
+        body += [f"del t{slot}" for slot, (_, last) in spans.items() if last == at and slot in tensors]
+    body += [*made[-1], f"return {writer.expression(results)}"]
+    names = "".join(f"t{slot}, " for slot in range(len(given)))
+    source = f"def replay({names}):\n" + "".join(f"    {line}\n" for line in body)
+    exec(compile(source, "<recorded launches>", "exec"), writer.names)
+    function: Callable[..., Any] = writer.names["replay"]
+    return function
+
+
+class _Writer:
+    """Writes expressions; what cannot be written is a constant in `names`."""
+
+    def __init__(self) -> None:
+        self.names: dict[str, Any] = {}
+        #: Offsets of scratch memory.
+        self.scratch: dict[int, int] = {}
+
+    def constant(self, x: Any) -> str:
+        """Return a name of x."""
+        name = f"c{len(self.names)}"
+        self.names[name] = x
+        return name
+
+    def statement(self, step: Call) -> str:
+        """Return a step as a statement."""
+        call = self.expression(step)
+        names = [f"t{slot}" for slot in step.results]
+        return f"{', '.join(names)}{',' * (len(names) > 1)} = {call}" if names else call
+
+    def expression(self, x: Any) -> str:
+        """Return an expression of x."""
+        if x is STREAM:
+            return "stream"
+        if isinstance(x, Call):
+            given = [self.expression(item) for item in x.given]
+            given += [f"{name}={self.expression(item)}" for name, item in x.options.items()]
+            return f"{self.constant(x.function)}({', '.join(given)})"
+        if isinstance(x, Address):
+            slot, offset = x.place.slot, x.place.offset
+            if slot in self.scratch:
+                return f"base + {self.scratch[slot] + offset}"
+            return f"t{slot}.data_ptr() + {offset}" if offset else f"t{slot}.data_ptr()"
+        if isinstance(x, Location):
+            return f"{self.constant(partial(_view, x))}(t{x.slot})" if x.stride else f"t{x.slot}"
+        if isinstance(x, tuple):
+            return f"({''.join(f'{self.expression(item)}, ' for item in x)})"
+        if isinstance(x, list):
+            return f"[{', '.join(self.expression(item) for item in x)}]"
+        return repr(x) if x is None or type(x) in (bool, int) else self.constant(x)
+
+
+def _view(place: Location, of: Tensor) -> Tensor:
+    """Return the tensor at this place of another."""
+    if place.offset == 0 and of.shape == place.shape and of.stride() == place.stride:
+        return of
+    return of.as_strided(place.shape, place.stride, of.storage_offset() + place.offset // of.element_size())
+
+
+def _spans(steps: Sequence[Call], results: Any) -> dict[int, tuple[int, int]]:
+    """Return the first and the last step that uses each slot; results are used behind the last one."""
+    spans: dict[int, tuple[int, int]] = {}
+    for at, step in enumerate([*steps, results]):
+        for slot in _slots(step):
+            spans[slot] = (spans.get(slot, (at, at))[0], at)
+    return spans
+
+
+def _slots(x: Any) -> list[int]:
+    """Return the slots of all places in x."""
+    if isinstance(x, (Location, Address)):
+        return [x.slot if isinstance(x, Location) else x.place.slot]
+    if isinstance(x, Call):
+        return [*_slots(x.given), *_slots(list(x.options.values())), *x.results]
+    return [slot for item in x for slot in _slots(item)] if isinstance(x, (list, tuple)) else []
+
+
+@dataclass
+class _Block:
+    """Scratch memory of `bytes`, in use from the step `first` to the step `last`."""
+
+    slot: int
+    bytes: int
+    first: int
+    last: int
+    offset: int = 0
+
+
+def _arrange(blocks: list[_Block]) -> dict[int, int]:
+    """Set the blocks' offsets, and return them by slot, so that none overlap that are in use together."""
+    settled: list[_Block] = []
+    for block in sorted(blocks, key=lambda block: -block.bytes):
+        beside = [other for other in settled if other.first <= block.last and block.first <= other.last]
+        for other in sorted(beside, key=lambda other: other.offset):
+            if block.offset + block.bytes > other.offset:
+                end = other.offset + other.bytes
+                block.offset = max(block.offset, -(-end // ALIGNMENT) * ALIGNMENT)
+        settled.append(block)
+    return {block.slot: block.offset for block in blocks}
+
+
+def _maker(tensor: Tensor, zero: bool) -> Callable[[], Tensor]:
+    """Return a function that makes such a tensor."""
+    shape, stride, dtype, device = tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device
+    if not tensor.is_contiguous():
+        empty = partial(torch.empty_strided, shape, stride, dtype=dtype, device=device)
+        return (lambda: empty().zero_()) if zero else empty
+    return partial(torch.zeros if zero else torch.empty, shape, dtype=dtype, device=device)
+
+
+def current_stream() -> Callable[[int], int]:
+    """Return Triton's function for the current stream of a device."""
+    from triton.runtime import driver
+
+    stream: Callable[[int], int] = driver.active.get_current_stream
+    return stream

@@ -1,0 +1,271 @@
+"""Records of launches, with a stand-in for Triton's launcher that works on addresses of the CPU."""
+
+import ctypes
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from basecap.ops import _replay
+from basecap.ops._replay import record, recorder, replayed
+
+
+def _address(x: Any) -> int:
+    return x if isinstance(x, int) else x.data_ptr()
+
+
+def launch(x: int, y: int, z: int, stream: int, out: Any, source: Any, n: int, number: float) -> None:
+    """Add a number to each of n float32 numbers: out = source + number."""
+    kind = ctypes.c_float * n
+    values = [value + number for value in kind.from_address(_address(source))]
+    kind.from_address(_address(out))[:] = values
+
+
+class Utilities:
+    """Makes descriptors: here the address itself, as an object."""
+
+    def __init__(self) -> None:
+        self.fill_tma_descriptor = lambda address, *sizes: SimpleNamespace(data_ptr=lambda: address)
+
+
+UTILITIES = Utilities()
+
+
+def through_descriptors(launcher: Callable[..., None]) -> Callable[..., None]:
+    """Return a function that makes descriptors of tensors before it launches, as Triton's does."""
+
+    def inner(*given: Any) -> None:
+        *given, source, n, number = given
+        if not isinstance(source, Tensor):
+            source = UTILITIES.fill_tma_descriptor(source.base.data_ptr(), n)
+        launcher(*given, source, n, number)
+
+    return inner
+
+
+class Launcher:
+    """Stands for a launcher of compiled kernels. Counts its calls, which a record makes none of."""
+
+    dispatched = 0
+
+    def __init__(self, described: bool = False) -> None:
+        self.launch = through_descriptors(launch) if described else launch
+
+    def __call__(self, x: int, y: int, z: int, stream: int, *given: Any) -> None:
+        Launcher.dispatched += 1
+        self.launch(x, y, z, stream, *given)
+
+
+LAUNCHERS = Launcher(), Launcher(described=True)
+
+
+def dispatch(*given: Any) -> None:
+    """Launch a kernel."""
+    LAUNCHERS[not isinstance(given[1], Tensor)](1, 1, 1, 0, *given)
+
+
+@pytest.fixture(autouse=True)
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Record launches of `Launcher`, on the CPU."""
+    monkeypatch.setattr(_replay, "DEVICES", ("cpu",))
+    monkeypatch.setattr(recorder, "launcher_class", lambda: Launcher)
+    monkeypatch.setattr(record, "current_stream", lambda: lambda device: 0)
+    monkeypatch.setattr(recorder, "driver_utilities", lambda: UTILITIES)
+    Launcher.dispatched = 0
+
+
+def fourth(function: Callable[..., Any], *inputs: tuple[Any, ...]) -> Any:
+    """Call the function with each of four inputs of one kind and return the last result, with no dispatcher in use."""
+    wrapped = replayed(function)
+    for given in inputs[:3]:
+        wrapped(*given)
+    Launcher.dispatched = 0
+    return wrapped(*inputs[3])
+
+
+def four(*shape: int) -> list[tuple[Tensor]]:
+    """Return four inputs."""
+    return [(torch.randn(shape),) for _ in range(4)]
+
+
+def two_launches(x: Tensor) -> Tensor:
+    """x + 1 + 2 by way of a tensor that does not leave the function."""
+    between, out = torch.empty_like(x), x.new_empty(x.shape)
+    dispatch(between, x, x.numel(), 1.0)
+    dispatch(out, between, x.numel(), 2.0)
+    return out
+
+
+def test_a_record_computes_from_new_arguments_without_the_dispatcher():
+    inputs = four(3, 5)
+    out = fourth(two_launches, *inputs)
+    assert Launcher.dispatched == 0
+    torch.testing.assert_close(out, inputs[3][0] + 3)
+
+
+def test_results_of_two_replays_do_not_share_memory():
+    inputs = four(4)
+    wrapped = replayed(two_launches)
+    for given in inputs:
+        wrapped(*given)
+    first, second = wrapped(*inputs[0]), wrapped(*inputs[1])
+    torch.testing.assert_close(first, inputs[0][0] + 3)
+    torch.testing.assert_close(second, inputs[1][0] + 3)
+
+
+def test_zeros_views_and_lists_of_results():
+    def halves(x: Tensor) -> tuple[Tensor, list[Tensor], None]:
+        both = x.new_zeros(2, x.numel())
+        dispatch(both[1], x, x.numel() - 1, 1.0)
+        return both, [both[1], x], None
+
+    inputs = four(6)
+    both, (half, same), none = fourth(halves, *inputs)
+    assert Launcher.dispatched == 0 and none is None and same is inputs[3][0]
+    torch.testing.assert_close(both[0], torch.zeros(6))
+    torch.testing.assert_close(half[:5], inputs[3][0][:5] + 1)
+    assert half[5] == 0 and half.data_ptr() == both[1].data_ptr()
+
+
+def test_operations_of_pytorch_are_part_of_a_record():
+    def mixed(x: Tensor) -> Tensor:
+        wide = x.new_full((x.numel(),), 2.0)
+        wide.add_(x)
+        out = torch.empty_like(x)
+        dispatch(out, wide * 3, x.numel(), 1.0)
+        return out.sum(0, keepdim=True)
+
+    inputs = four(7)
+    out = fourth(mixed, *inputs)
+    assert Launcher.dispatched == 0
+    torch.testing.assert_close(out, ((inputs[3][0] + 2) * 3 + 1).sum(0, keepdim=True))
+
+
+def test_arguments_that_are_parts_of_one_tensor():
+    def add(x: Tensor, y: Tensor) -> Tensor:
+        out = torch.empty_like(y)
+        dispatch(out, y, y.numel(), 1.0)
+        return out + x
+
+    whole = [torch.randn(2, 5) for _ in range(4)]
+    out = fourth(add, *((x[0], x[1]) for x in whole))
+    assert Launcher.dispatched == 0
+    torch.testing.assert_close(out, whole[3].sum(0) + 1)
+
+
+def test_an_address_inside_a_descriptor():
+    def through(x: Tensor) -> Tensor:
+        out = torch.empty_like(x)
+        dispatch(out, SimpleNamespace(base=x, shape=[x.numel()]), x.numel(), 1.0)
+        return out
+
+    inputs = four(5)
+    out = fourth(through, *inputs)
+    assert Launcher.dispatched == 0
+    torch.testing.assert_close(out, inputs[3][0] + 1)
+
+
+def test_a_result_without_elements():
+    def with_nothing(x: Tensor) -> tuple[Tensor, Tensor]:
+        nothing = x.new_empty(0)
+        out = torch.empty_like(x)
+        dispatch(out, x, x.numel(), 1.0)
+        return out, nothing
+
+    inputs = four(5)
+    out, nothing = fourth(with_nothing, *inputs)
+    assert Launcher.dispatched == 0 and nothing.shape == (0,)
+    torch.testing.assert_close(out, inputs[3][0] + 1)
+
+
+def test_other_shapes_strides_and_numbers_have_records_of_their_own():
+    wrapped = replayed(lambda x, number: two_launches(x) + number)
+    for _ in range(3):
+        wrapped(torch.ones(4), 1)
+    Launcher.dispatched = 0
+    for x, number in ((torch.ones(5), 1), (torch.ones(4), 2), (torch.ones(8)[::2].clone(), 1)):
+        torch.testing.assert_close(wrapped(x, number), x + 3 + number)
+    assert Launcher.dispatched == 4  # the last one is of the recorded kind
+
+
+@pytest.mark.parametrize("name", ["reads a value", "same memory twice", "part of shared memory", "other dtype"])
+def test_calls_that_no_record_can_hold_stay_ordinary(name: str):
+    def reads(x: Tensor, y: Tensor) -> Tensor:
+        return two_launches(x) + x.sum().item()
+
+    def part(x: Tensor, y: Tensor) -> Tensor:
+        out = torch.empty(2)
+        dispatch(out, x[1:], 2, 1.0)  # of two arguments that share memory, in between
+        return out
+
+    def bits(x: Tensor, y: Tensor) -> Tensor:
+        return two_launches(x.view(torch.int32).view(torch.float32))
+
+    whole = torch.arange(8.0)
+    x, y = whole[:4], whole[4:]
+    function = {"reads a value": reads, "part of shared memory": part, "other dtype": bits}.get(name)
+    if function is None:
+        function, y = (lambda x, y: two_launches(x)), x
+    wrapped = replayed(function)
+    expected = function(x, y)
+    for _ in range(4):
+        Launcher.dispatched = 0
+        torch.testing.assert_close(wrapped(x, y), expected)
+    assert Launcher.dispatched or name == "other dtype"
+
+
+def test_a_call_that_fails_while_it_is_recorded_leaves_no_trace():
+    fail = False
+
+    def fragile(x: Tensor) -> Tensor:
+        out = two_launches(x)
+        if fail:
+            raise RuntimeError("out of memory")
+        return out
+
+    wrapped = replayed(fragile)
+    x = torch.ones(3)
+    wrapped(x)
+    fail = True
+    with pytest.raises(RuntimeError, match="out of memory"):
+        wrapped(x)
+    fail = False
+    for _ in range(3):
+        torch.testing.assert_close(wrapped(x), x + 3)
+    assert Launcher.__call__.__qualname__ == "Launcher.__call__"
+
+
+def test_a_mode_sees_an_ordinary_call():
+    from torch.utils.flop_counter import FlopCounterMode
+
+    wrapped = replayed(lambda x: two_launches(x) @ x)
+    x = torch.ones(2, 2)
+    for _ in range(3):
+        wrapped(x)
+    with FlopCounterMode(display=False) as counter:
+        wrapped(x)
+    assert counter.get_total_flops() == 16
+
+
+def test_scratch_memory_is_used_again_and_named_tensors_are_released():
+    def chain(x: Tensor) -> Tensor:
+        for _ in range(6):
+            between = torch.empty_like(x)
+            dispatch(between, x, x.numel(), 1.0)
+            x = between
+        out = torch.empty_like(x)
+        dispatch(out, x, x.numel(), 1.0)
+        return out
+
+    wrapped = replayed(chain)
+    inputs = four(1000)
+    for given in inputs[:2]:
+        wrapped(*given)
+    (records,) = [cell.cell_contents for cell in wrapped.__closure__ if isinstance(cell.cell_contents, dict)]
+    (replay,) = records.values()
+    sizes = [x.args[0] for x in replay.__globals__.values() if getattr(x, "func", None) is torch.empty]
+    assert 4096 + 4000 in sizes  # two of the six at a time
+    torch.testing.assert_close(wrapped(*inputs[3]), inputs[3][0] + 7)
