@@ -68,7 +68,7 @@ def seconds(step: TrainingStep, batch: Batch, count: int, device: torch.device, 
         since = time.perf_counter()
         set_learning_rate(optimiser, RATE)
         loss, norm = step.gradients([batch.to(device)], [share])
-        torch.stack([loss, norm]).tolist()
+        torch.cat([loss, norm[None]]).tolist()
         step.update()
         times.append(time.perf_counter() - since)
     return statistics.median(times[WARM:])

@@ -279,3 +279,12 @@ def test_lists_of_tiles_are_contiguous_whatever_the_tiles_are():
     assert count.is_contiguous() and columns.is_contiguous()
     for row, n, places in zip(tiles.flatten(0, 2), count.flatten(), columns.flatten(0, 2), strict=True):
         assert places[:n].tolist() == row.nonzero().flatten().tolist()
+
+
+def test_tiles_of_a_mask_can_be_left_out():
+    T, device = 512, torch.device("cpu")
+    everything = flex_kernels.block_mask(2, T, None, None, device)
+    some = torch.ones(2, 3, 4, 4, dtype=torch.bool).tril().triu(-1)
+    mask = flex_kernels.block_mask(2, T, None, None, device, some)
+    assert torch.equal(mask.to_dense().bool(), some & everything.to_dense().bool())
+    assert mask.full_kv_num_blocks[0, 0].tolist() == [0, 1, 1, 1]

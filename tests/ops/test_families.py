@@ -177,5 +177,4 @@ def test_families_that_add_atomically_say_whether_they_give_the_same_bits_twice(
         "top1_chunk.triton_kernels": True,
         "top1_chunk.gluon_kernels": True,
         "delta_rule.fla_kernels": False,
-        "forgetting_attention.flex_kernels": False,
     }

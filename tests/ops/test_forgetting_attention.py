@@ -7,7 +7,6 @@ from basecap.errors import ConfigError
 from basecap.ops.attention import reference as plain_reference
 from basecap.ops.forgetting_attention import (
     eager,
-    flex_kernels,
     forgetting_attention,
     forgetting_attention_step,
     reference,
@@ -105,15 +104,6 @@ def test_a_step_is_the_last_row():
     torch.testing.assert_close(step, expected[[0, 1], last][:, None])
 
 
-def test_tiles_of_the_kernel_are_those_the_gates_leave_open():
-    T, device = 512, torch.device("cpu")
-    everything = flex_kernels.block_mask(2, T, None, None, device)
-    some = torch.ones(2, 3, 4, 4, dtype=torch.bool).tril().triu(-1)
-    mask = flex_kernels.block_mask(2, T, None, None, device, some)
-    assert torch.equal(mask.to_dense().bool(), some & everything.to_dense().bool())
-    assert mask.full_kv_num_blocks[0, 0].tolist() == [0, 1, 1, 1]
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -130,26 +120,3 @@ def test_tiles_of_the_kernel_are_those_the_gates_leave_open():
 def test_bad_inputs_are_named(change, message):
     with pytest.raises(ConfigError, match=message):
         change(*inputs(T=9))
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # the compiler's own, as is the next
-@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")
-def test_kernels_on_a_gpu(packed, dtype):
-    torch.compiler.reset()
-    T = 512
-    segments = (torch.arange(T) >= torch.tensor([[40], [300]])).long().cuda() if packed else None
-    low = [x.detach().cuda().requires_grad_() for x in inputs(T=T, K=64, V=64, dtype=dtype)]
-    low[3] = low[3].detach().float().requires_grad_()
-    high = [x.detach().double().requires_grad_() for x in low]
-    true = reference.attention(*high, 0.125, segments)
-    plain = eager.attention(*low, 0.125, segments)
-    ours = forgetting_attention(*low, scale=0.125, segments=segments)
-    do = torch.randn(true.shape, generator=torch.Generator().manual_seed(1)).cuda()
-    truth, eagers, kernels = (
-        [o, *torch.autograd.grad(o, x, do.to(o.dtype))] for o, x in ((true, high), (plain, low), (ours, low))
-    )
-    for result in zip(("o", "dq", "dk", "dv", "dlog_decay"), kernels, eagers, truth, strict=True):
-        assert_as_accurate(*result)

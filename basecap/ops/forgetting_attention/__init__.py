@@ -8,12 +8,12 @@ from basecap.ops._influence import Influence, wide
 from basecap.ops._shapes import check_devices, check_floating, check_scale, check_segments, finite_log_decay
 from basecap.ops._sums import running_sums
 from basecap.ops.attention import attention_step
-from basecap.ops.forgetting_attention import eager, flex_kernels, reference
+from basecap.ops.forgetting_attention import eager, reference
 
 __all__ = ["forgetting_attention", "forgetting_attention_step", "influence"]
 
-#: The fastest first.
-FAMILIES = families(flex_kernels, eager)
+#: Plain PyTorch alone, see README.md.
+FAMILIES = families(eager)
 
 
 def forgetting_attention(

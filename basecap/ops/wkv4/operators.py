@@ -96,9 +96,11 @@ def wkv4(
     wide = torch.promote_types(v_BTD.dtype, torch.float32)
     k, v = k_BTD.to(wide), v_BTD.to(wide)
     B, T, D = v.shape
-    none = v.new_tensor([0.0, -torch.inf])[:, None].expand(B, 2, D)
+    if state_B2D is None:
+        state = torch.stack([v.new_zeros(B, D), v.new_full((B, D), -torch.inf)], dim=1)
+    else:
+        state = state_B2D.to(wide)
     # The state is put before the first token as if it were a token: after t steps the scan holds S_{t-1}.
-    state = none if state_B2D is None else state_B2D.to(wide)
     new = starts(segments)
     weight, mean = scan(
         torch.cat([state[:, 1:], k], dim=1),
