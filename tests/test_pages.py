@@ -24,7 +24,7 @@ PAGES = [
     *sorted((ROOT / "basecap/ops").rglob("README.md")),
 ]
 COMMAND = re.compile(r"(?:\.venv/bin/)?basecap |torchrun .*-m basecap\.cli ")
-MODULE = re.compile(r"python -m ([a-z_]+(?:\.[a-z_]+)*)")
+MODULE = re.compile(r"python -m ([a-z_]+(?:\.[a-z_0-9]+)*)")
 #: What a reader fills in: parts of a command, and names.
 PLACEHOLDER = re.compile(r"\.\.\.|\$")
 NAME = re.compile(r"[A-Z]{3,}")
