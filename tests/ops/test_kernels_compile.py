@@ -166,7 +166,8 @@ def launch_settings(dtype: torch.dtype, settings: list[tuple[int, str, int, int,
         if dtype == torch.bfloat16 and not long and K < 256:
             continue  # every size decodes in one setting or two
         token, cache = [x[:, :1] for x in (q, k, v)], top1_chunk_cache(B, 4 * T, 1, K, dtype=dtype, chunk=chunk)
-        top1_chunk_step(*token, cache, 4 * T - 1, mode=mode, remote=remote, chunk=chunk)
+        for lengths in (None, torch.zeros(B, dtype=torch.int64)):
+            top1_chunk_step(*token, cache, 4 * T - 1, lengths=lengths, mode=mode, remote=remote, chunk=chunk)
     torch.cuda.get_device_capability = of_card
 
 

@@ -82,6 +82,8 @@ def check_cache(
             f"lengths {tuple(lengths.shape)}, {lengths.dtype}, must be int64 [B], ({len(new['k'])},); give one number "
             "for each sequence."
         )
+    if lengths is not None and lengths.device != new["k"].device:
+        raise ConfigError(f"lengths is on {lengths.device}, k is on {new['k'].device}; put both on one device.")
     names = ("k", "v") if chunk is None else ("k", "v", "sums")
     if not isinstance(cache, dict):
         raise ConfigError(f"cache must be a dict of the tensors {', '.join(names)}, not {type(cache).__name__}.")

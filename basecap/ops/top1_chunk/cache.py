@@ -107,12 +107,13 @@ def top1_chunk_step(
         v: its value [B, 1, G, K].
         cache: from `top1_chunk_cache`, with the same `chunk`; a wider dtype than that of q, k and v may be used.
         length: tokens already in the cache; the caller adds one after each step, and may subtract any number.
-        lengths: int64 [B], such numbers of sequences that differ, none above `length`; for the eager backend.
+        lengths: int64 [B], such numbers of sequences that differ, none above `length`. They are read on the device,
+            so that one CUDA graph serves all of them.
         chunk: see `top1_chunk`.
         mode: see `top1_chunk`.
         scale: see `top1_chunk`.
         remote: see `top1_chunk`.
-        backend: see `top1_chunk`; "auto" is "eager" with `lengths`.
+        backend: see `top1_chunk`.
 
     Returns:
         [B, 1, H, K] in the dtype of q.
@@ -131,12 +132,8 @@ def top1_chunk_step(
     dtype = q.dtype
     q, k, v = (x.to(cache["k"].dtype) for x in (q, k, v))
     remote = min(remote, most_remote(cache["k"].shape[1], chunk))
-    if lengths is not None:
-        if backend not in ("auto", "eager"):
-            raise ConfigError(f"backend {backend!r} takes sequences of one length; leave out lengths or the backend.")
-        return eager.decode((q, k, v), cache, length, chunk, mode == "exact", scale, remote, lengths).to(dtype)
     run = functions_of(STEP_FAMILIES[choose("top1_chunk_step", backend, STEP_FAMILIES, q, chunk)])
-    o: Tensor = run.decode((q, k, v), cache, length, chunk, mode == "exact", scale, remote)
+    o: Tensor = run.decode((q, k, v), cache, length, chunk, mode == "exact", scale, remote, lengths)
     return o.to(dtype)
 
 

@@ -7,9 +7,18 @@ from basecap.ops.top1_chunk.triton_kernels.kernels_choose import empty_list, ins
 
 
 @triton.jit
+def length_of(p_lengths, length, b):
+    """Return the tokens of sequence `b` in the cache: `length`, or the number in `p_lengths`, at most `length`."""
+    if p_lengths is not None:
+        length = tl.minimum(tl.load(p_lengths + b), length).to(tl.int32)
+    return length
+
+
+@triton.jit
 def score_exact_kernel(
     p_q,
     p_k,
+    p_lengths,
     p_score,
     p_index,
     stride_qb,
@@ -17,7 +26,7 @@ def score_exact_kernel(
     stride_kb,
     stride_kt,
     stride_kg,
-    full,
+    length,
     part,
     scale2,
     GROUP: tl.constexpr,
@@ -39,7 +48,7 @@ def score_exact_kernel(
     o_g = tl.arange(0, GP)
     o_k = tl.arange(0, BK)
     low = split * part
-    high = tl.minimum(low + part, full)
+    high = tl.minimum(low + part, length_of(p_lengths, length, b) // C)
     b_q = tl.load(
         p_q + b * stride_qb + (g * GROUP + o_g)[:, None] * stride_qh + o_k,
         (o_g[:, None] < GROUP) & (o_k[None, :] < K),
@@ -67,6 +76,7 @@ def score_exact_kernel(
 def score_approx_kernel(
     p_q,
     p_sums,
+    p_lengths,
     p_score,
     p_index,
     stride_qb,
@@ -74,10 +84,11 @@ def score_approx_kernel(
     stride_sb,
     stride_sm,
     stride_sg,
-    full,
+    length,
     GROUP: tl.constexpr,
     K: tl.constexpr,
     BK: tl.constexpr,
+    C: tl.constexpr,
     BN: tl.constexpr,
     REMOTE: tl.constexpr,
     R: tl.constexpr,
@@ -91,6 +102,7 @@ def score_approx_kernel(
     b = tl.program_id(2).to(tl.int64)
     o_k = tl.arange(0, BK)
     o_c = split * BN + tl.arange(0, BN)
+    full = length_of(p_lengths, length, b) // C
     sums = tl.load(
         p_sums + b * stride_sb + g * stride_sg + o_c.to(tl.int64)[:, None] * stride_sm + o_k,
         (o_c[:, None] < full) & (o_k[None, :] < K),
@@ -143,6 +155,7 @@ def step_kernel(
     p_k,
     p_v,
     p_sums,
+    p_lengths,
     p_score,
     p_index,
     p_o,
@@ -159,7 +172,7 @@ def step_kernel(
     stride_sm,
     stride_sg,
     candidates,
-    at,
+    length,
     scale2,
     GROUP: tl.constexpr,
     K: tl.constexpr,
@@ -169,7 +182,7 @@ def step_kernel(
     BC: tl.constexpr,
     REMOTE: tl.constexpr,
 ):
-    """Attend from the token `at`: to itself, to its own chunk and to the best REMOTE of its `candidates`.
+    """Attend from the token after `length`: to itself, to its own chunk and to the best REMOTE of its `candidates`.
 
     One query of each key head puts key and value into the cache, and the sum of a chunk that they fill. Nothing reads
     them there meanwhile.
@@ -178,6 +191,7 @@ def step_kernel(
     b = tl.program_id(1).to(tl.int64)
     g = (h // GROUP).to(tl.int64)
     row = b * tl.num_programs(0) + h
+    at = length_of(p_lengths, length, b)
     o_k = tl.arange(0, BK)
     m_k = o_k < K
     q = tl.load(p_q + b * stride_qb + h * stride_qh + o_k, m_k, other=0.0).to(tl.float32)

@@ -24,11 +24,23 @@ TILES = {64: Tile(16, 128, 4, 4), 128: Tile(16, 64, 4, 3), 256: Tile(16, 32, 4, 
 
 
 def decode(
-    token: Sequence[Tensor], cache: dict[str, Tensor], length: int, chunk: int, exact: bool, scale: float, remote: int
+    token: Sequence[Tensor],
+    cache: dict[str, Tensor],
+    length: int,
+    chunk: int,
+    exact: bool,
+    scale: float,
+    remote: int,
+    lengths: Tensor | None = None,
 ) -> Tensor:
-    """Return the output [B, 1, H, K] of a token (q, k, v), which joins the `length` in the cache."""
+    """Return the output [B, 1, H, K] of a token (q, k, v), which joins the `length` in the cache, or `lengths` [B].
+
+    With `lengths` the kernels are launched for `length` tokens, and each program reads how many its sequence has. So
+    one CUDA graph serves all numbers up to `length`; programs of chunks that are not full yet have nothing to read.
+    """
     q, k, v = (dense(x[:, 0]) for x in token)
     keys, sums = cache["k"], cache["sums"]
+    lengths = None if lengths is None else lengths.contiguous()
     B, H, K = q.shape
     G = k.shape[1]
     full = length // chunk
@@ -41,17 +53,18 @@ def decode(
     places = triton.next_power_of_2(remote)
     if splits and exact:
         kernels.score_exact_kernel[G, splits, B](
-            q, keys, score, index, *q.stride()[:2], *keys.stride()[:3], full, part, scale * LOG2E,
+            q, keys, lengths, score, index, *q.stride()[:2], *keys.stride()[:3], length, part, scale * LOG2E,
             **width, C=chunk, BN=min(chunk, tile.columns), R=places, GP=max(tile.rows, triton.next_power_of_2(H // G)),
             num_stages=min(part, stages_for(tile.stages, keys, tile.rows, chunk)), num_warps=tile.warps,
         )  # fmt: skip
     elif splits:
         kernels.score_approx_kernel[splits, G, B](
-            q, sums, score, index, *q.stride()[:2], *sums.stride()[:3], full, **width, BN=part, R=places
-        )
+            q, sums, lengths, score, index, *q.stride()[:2], *sums.stride()[:3], length,
+            **width, C=chunk, BN=part, R=places,
+        )  # fmt: skip
     o = q.new_empty(B, 1, H, K)
     kernels.step_kernel[H, B](
-        q, k, v, keys, cache["v"], sums, score, index, o, *q.stride()[:2], *k.stride()[:2], *v.stride()[:2],
+        q, k, v, keys, cache["v"], sums, lengths, score, index, o, *q.stride()[:2], *k.stride()[:2], *v.stride()[:2],
         *keys.stride()[:3], *sums.stride()[:3], splits * remote, length, scale * LOG2E,
         **width, C=chunk, BN=min(chunk, 4096 // block_of(K)), BC=triton.next_power_of_2(max(1, splits * remote)),
         # One warp's sums need no exchange through shared memory, which takes longer than the keys do.
