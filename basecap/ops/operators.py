@@ -47,11 +47,19 @@ class Operator:
         if torch.compiler.is_compiling() or _watched(given):
             return self.overload(*given)
         if not torch.is_grad_enabled() or not _require_gradients(given):
-            return self._function(*given)
+            return self.run(given)
         if self._backward is None:
             return self.overload(*given)
         flat, widths = _flatten(given)
         return _Direct.apply(*flat, self, widths)
+
+    def run(self, given: Sequence[Any]) -> Any:
+        """Return what the function returns, whose operations autograd does not see.
+
+        It would take results that are parts of other tensors for views, which callers could not change in place.
+        """
+        with torch._C._AutoDispatchBelowADInplaceOrView():
+            return self._function(*given)
 
 
 def operator(
@@ -69,7 +77,7 @@ class _Direct(torch.autograd.Function):
         *flat, operator, widths = given
         ctx.operator, ctx.widths = operator, widths
         inputs = _nest(flat, widths)
-        output = operator._function(*inputs)
+        output = operator.run(inputs)
         if operator._setup is not None:
             operator._setup(ctx, inputs, output)
         return tuple(output) if isinstance(output, list) else output
@@ -110,10 +118,15 @@ def _nest(flat: Sequence[Any], widths: Sequence[int | None]) -> tuple[Any, ...]:
 
 
 def _watched(given: Sequence[Any]) -> bool:
-    """Whether a mode, a transform or a kind of tensor has to see the operator."""
+    """Whether a mode, a transform, a trace or a kind of tensor has to see the operator."""
     if _get_current_dispatch_mode() is not None or functorch.peek_interpreter_stack() is not None:
         return True
-    return _any_tensor(given, lambda x: type(x) not in _PLAIN or x.is_meta or functorch.is_legacy_batchedtensor(x))
+    return torch._C._is_tracing() or _any_tensor(given, _is_special)
+
+
+def _is_special(x: Tensor) -> bool:
+    """Whether the tensor is more than its memory; one that `is_neg` stands for the negative of it."""
+    return type(x) not in _PLAIN or x.is_meta or x.is_neg() or functorch.is_legacy_batchedtensor(x)
 
 
 def _require_gradients(given: Sequence[Any]) -> bool:

@@ -130,6 +130,27 @@ def test_zeros_views_and_lists_of_results():
     assert half[5] == 0 and half.data_ptr() == both[1].data_ptr()
 
 
+def test_single_numbers_of_a_tensor():
+    def numbers(x: Tensor) -> list[Tensor]:
+        both = x.new_empty(2)
+        dispatch(both, x, 2, 1.0)
+        return [both[0], both[1] * 2]
+
+    inputs = four(2)
+    first, second = fourth(numbers, *inputs)
+    assert Launcher.dispatched == 0
+    torch.testing.assert_close(first, inputs[3][0][0] + 1)
+    torch.testing.assert_close(second, inputs[3][0][1] * 2 + 2)
+
+
+def test_autocast_has_records_of_its_own():
+    wrapped = replayed(lambda x: two_launches(x) @ x)
+    x = torch.ones(2, 2)
+    for dtype in (torch.bfloat16, torch.float32):
+        with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
+            assert {wrapped(x).dtype for _ in range(4)} == {dtype}
+
+
 def test_operations_of_pytorch_are_part_of_a_record():
     def mixed(x: Tensor) -> Tensor:
         wide = x.new_full((x.numel(),), 2.0)

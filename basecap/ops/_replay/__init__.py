@@ -73,7 +73,10 @@ def _key(given: Sequence[Any], flat: list[Tensor]) -> tuple[Any, ...] | None:
     if torch.compiler.is_compiling() or _get_current_dispatch_mode() is not None or not _describe(given, flat, parts):
         return None
     # Records find arguments by their addresses.
-    return tuple(parts) if flat and len({x.data_ptr() for x in flat}) == len(flat) else None
+    if not flat or len({x.data_ptr() for x in flat}) < len(flat):
+        return None
+    kind = flat[0].device.type
+    return *parts, torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind)
 
 
 def _describe(given: Sequence[Any], flat: list[Tensor], parts: list[Any]) -> bool:

@@ -14,12 +14,14 @@ ALIGNMENT = 512
 
 @dataclass(frozen=True)
 class Location:
-    """Where a tensor lies: `offset` bytes from where the memory `slot` begins, or the argument of this number."""
+    """Where a tensor lies: `offset` bytes from where the memory `slot` begins, or the argument of this number.
+
+    Without a layout (shape and stride) it is all of that.
+    """
 
     slot: int
     offset: int
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
+    layout: tuple[tuple[int, ...], tuple[int, ...]] | None = None
 
 
 @dataclass(frozen=True)
@@ -139,7 +141,9 @@ class _Writer:
                 return f"base + {self.scratch[slot] + offset}"
             return f"t{slot}.data_ptr() + {offset}" if offset else f"t{slot}.data_ptr()"
         if isinstance(x, Location):
-            return f"{self.constant(partial(_view, x))}(t{x.slot})" if x.stride else f"t{x.slot}"
+            if x.layout is None:
+                return f"t{x.slot}"
+            return f"{self.constant(partial(_view, *x.layout, x.offset))}(t{x.slot})"
         if isinstance(x, tuple):
             return f"({''.join(f'{self.expression(item)}, ' for item in x)})"
         if isinstance(x, list):
@@ -147,11 +151,11 @@ class _Writer:
         return repr(x) if x is None or type(x) in (bool, int) else self.constant(x)
 
 
-def _view(place: Location, of: Tensor) -> Tensor:
-    """Return the tensor at this place of another."""
-    if place.offset == 0 and of.shape == place.shape and of.stride() == place.stride:
+def _view(shape: tuple[int, ...], stride: tuple[int, ...], offset: int, of: Tensor) -> Tensor:
+    """Return the part of a tensor that begins `offset` bytes after it."""
+    if offset == 0 and of.shape == shape and of.stride() == stride:
         return of
-    return of.as_strided(place.shape, place.stride, of.storage_offset() + place.offset // of.element_size())
+    return of.as_strided(shape, stride, of.storage_offset() + offset // of.element_size())
 
 
 def _spans(steps: Sequence[Call], results: Any) -> dict[int, tuple[int, int]]:

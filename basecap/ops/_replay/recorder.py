@@ -153,13 +153,13 @@ class Recorder(TorchDispatchMode):
         if x.dtype != of.dtype or x.device != of.device:
             raise _Unrecordable
         same = x is of or (found.offset == 0 and x.shape == of.shape and x.stride() == of.stride())
-        return found if same else Location(found.slot, found.offset, tuple(x.shape), x.stride())
+        return found if same else Location(found.slot, found.offset, (tuple(x.shape), x.stride()))
 
     def _empty(self, x: Tensor) -> Location:
         """Return where a tensor without elements comes from, which has no address."""
         for slot, of in enumerate([*self.flat, *(memory.tensor for memory in self.memories)]):
             if of is x:
-                return Location(slot, 0, (), ())
+                return Location(slot, 0)
         raise _Unrecordable
 
     def _place_of(self, address: int, memory: int | None = None) -> Location:
@@ -171,7 +171,7 @@ class Recorder(TorchDispatchMode):
             slots = [len(self.flat) + i for i, of in enumerate(self.memories) if _holds(of.tensor, address)]
         if len(slots) != 1:  # of none, or of several arguments that share their memory otherwise at the next call
             raise _Unrecordable
-        return Location(slots[0], address - self._tensor(slots[0]).data_ptr(), (), ())
+        return Location(slots[0], address - self._tensor(slots[0]).data_ptr())
 
     def _tensor(self, slot: int) -> Tensor:
         return self.flat[slot] if slot < len(self.flat) else self.memories[slot - len(self.flat)].tensor

@@ -1,0 +1,51 @@
+"""Operators that are called directly: what callers see is what PyTorch's own way to an operator shows them."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from basecap.ops.operators import operator
+
+SEEN: list[bool] = []
+
+
+@operator("basecap_tests::halves")
+def halves(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return x and 2 x, parts of other tensors."""
+    SEEN.append(x.is_neg())
+    return torch.stack([x, x * 0])[0], torch.stack([x * 0, x * 2])[1]
+
+
+@halves.register_fake
+def _(x):
+    return x.new_empty(x.shape), x.new_empty(x.shape)
+
+
+halves.register_autograd(lambda ctx, first, second: first + 2 * second)
+
+
+@pytest.mark.parametrize("graph", [True, False])
+def test_results_may_be_changed_in_place(graph: bool):
+    x, weight = torch.ones(3, requires_grad=True), torch.full((3,), 2.0, requires_grad=True)
+    with torch.set_grad_enabled(graph):
+        first, second = halves(x)
+    first.mul_(weight)
+    second.add_(1)
+    (first + second).sum().backward()
+    torch.testing.assert_close(second.detach(), torch.full((3,), 3.0))
+    torch.testing.assert_close(weight.grad, torch.ones(3))
+    if graph:
+        torch.testing.assert_close(x.grad, torch.full((3,), 4.0))
+
+
+def test_a_function_reads_the_numbers_of_a_tensor_that_stands_for_its_negative():
+    SEEN.clear()
+    first, _ = halves(torch._neg_view(torch.ones(2)))
+    assert SEEN == [False]
+    torch.testing.assert_close(first, -torch.ones(2))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_trace_holds_the_operator():
+    traced = torch.jit.trace(lambda x: halves(x)[0], torch.ones(2))
+    assert "basecap_tests::halves" in str(traced.graph)
