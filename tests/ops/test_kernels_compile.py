@@ -172,11 +172,15 @@ def launch_settings(dtype: torch.dtype, settings: list[tuple[int, str, int, int,
 
 
 def launch_top1_element(dtype: torch.dtype) -> None:
+    from basecap.ops._selection import launch as selection
+
     K = 64 if dtype == torch.bfloat16 else 16
     q, k, v = (leaf(B * T, heads, K, dtype=dtype) for heads in (H, 1, 1))
     element_operators.choose(q.detach(), k.detach(), torch.zeros(B * T, dtype=torch.int32), "triton_kernels")
-    # What the kernel would have chosen is not there to gather.
-    element_operators.gather(v, torch.zeros(B * T, H, dtype=torch.int32), "triton_kernels").sum().backward()
+    for pairs in (selection.AT_ONCE, 0):  # the index by one kernel, and by four
+        selection.AT_ONCE = pairs
+        # What the kernel would have chosen is not there to gather.
+        element_operators.gather(v, torch.zeros(B * T, H, dtype=torch.int32), "triton_kernels").sum().backward()
 
 
 def launch_wkv4(dtype: torch.dtype) -> None:
