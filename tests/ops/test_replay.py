@@ -177,6 +177,18 @@ def test_arguments_that_are_parts_of_one_tensor():
     torch.testing.assert_close(out, whole[3].sum(0) + 1)
 
 
+def test_a_part_of_an_argument_that_begins_where_another_does():
+    def part(x: Tensor, y: Tensor) -> Tensor:
+        out = torch.empty(2)
+        dispatch(out, x[2:], 2, 1.0)
+        return out
+
+    wrapped, whole = replayed(part), torch.arange(12.0)
+    for _ in range(3):
+        wrapped(whole[:4], whole[2:6])
+    torch.testing.assert_close(wrapped(whole[:4], whole[6:10]), whole[2:4] + 1)
+
+
 def test_an_address_inside_a_descriptor():
     def through(x: Tensor) -> Tensor:
         out = torch.empty_like(x)

@@ -72,10 +72,10 @@ def _key(given: Sequence[Any], flat: list[Tensor]) -> tuple[Any, ...] | None:
     parts: list[Any] = [torch.are_deterministic_algorithms_enabled()]
     if torch.compiler.is_compiling() or _get_current_dispatch_mode() is not None or not _describe(given, flat, parts):
         return None
+    kind = flat[0].device.type if flat else None
     # Records find arguments by their addresses.
-    if not flat or len({x.data_ptr() for x in flat}) < len(flat):
+    if kind not in DEVICES or len({x.data_ptr() for x in flat}) < len(flat):
         return None
-    kind = flat[0].device.type
     return *parts, torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind)
 
 
@@ -83,10 +83,10 @@ def _describe(given: Sequence[Any], flat: list[Tensor], parts: list[Any]) -> boo
     """Add the description of each argument to `parts`; return False if one is not of a known kind."""
     for x in given:
         if isinstance(x, Tensor):
-            if type(x) not in _PLAIN or x.device.type not in DEVICES:
+            if type(x) not in _PLAIN:
                 return False
             flat.append(x)
-            parts.append((x.shape, x.stride(), x.dtype, x.device.index, x.data_ptr() % 16))
+            parts.append((x.shape, x.stride(), x.dtype, x.device, x.data_ptr() % 16))
         elif isinstance(x, (list, tuple)):
             parts.append(len(x))
             if not _describe(x, flat, parts):

@@ -148,9 +148,12 @@ class Recorder(TorchDispatchMode):
         """Return where a tensor lies."""
         if not x.numel():
             return self._empty(x)
-        found = self._place_of(x.data_ptr(), x.untyped_storage().data_ptr())
+        memory = x.untyped_storage().data_ptr()
+        found = self._place_of(x.data_ptr(), memory)
         of = self._tensor(found.slot)
-        if x.dtype != of.dtype or x.device != of.device:
+        # A part of one argument may begin where another one does that shares its memory.
+        unclear = x.numel() != of.numel() and sum(y.untyped_storage().data_ptr() == memory for y in self.flat) > 1
+        if unclear or x.dtype != of.dtype or x.device != of.device:
             raise _Unrecordable
         same = x is of or (found.offset == 0 and x.shape == of.shape and x.stride() == of.stride())
         return found if same else Location(found.slot, found.offset, (tuple(x.shape), x.stride()))
