@@ -5,8 +5,11 @@ from basecap.mixers import ARCHITECTURES, Architecture
 
 def _built_in() -> dict[str, Architecture]:
     """Return basecap's own architectures: other tests register more, of which processes of their own know nothing."""
-    own = {name: all(x.mixer.__module__.startswith("basecap.") for x in a.layers) for name, a in ARCHITECTURES.items()}
-    return {name: ARCHITECTURES[name] for name, is_own in own.items() if is_own}
+    return {
+        name: architecture
+        for name, architecture in ARCHITECTURES.items()
+        if all(layer.mixer.__module__.startswith("basecap.") for layer in architecture.layers)
+    }
 
 
 def distinct_names() -> list[str]:
