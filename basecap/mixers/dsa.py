@@ -76,22 +76,22 @@ def blocks_of(T: int) -> list[slice]:
     "dsa",
     backbone="transformer++",
     paper="arXiv 2512.02556",
-    summary="attention to the 64 tokens that an indexer chooses, which learns attention's mass by a loss of its own",
+    summary="attention to the 64 tokens that an indexer chooses; a loss of its own teaches it attention's mass",
     source="huggingface/transformers@v5.24.0: src/transformers/models/deepseek_v32/modular_deepseek_v32.py for the "
     "indexer; for the rest our choice, as for transformer++",
     differences=(
-        "Trained from the start, without a first stage of full attention: the indexer learns the mass over all tokens "
-        "that a query sees, as in that stage, while attention reads the chosen ones; `mixer: {target: chosen}` is the "
-        "second stage, where it learns of the chosen ones alone.",
-        "64 of 2,048 tokens and an indexer of 4 heads of 64, for models of 100M parameters; DeepSeek-V3.2 has 2,048 of "
-        "131,072 and 64 heads of 128.",
+        "No first stage of full attention: attention reads the chosen tokens from the start, while the indexer learns "
+        "the mass over all tokens that a query sees, as in that stage. With `mixer: {target: chosen}` it learns from "
+        "the chosen tokens alone, as in the second stage.",
+        "For models of 100M parameters: 64 of 2,048 tokens, and an indexer with 4 heads of 64. DeepSeek-V3.2 reads "
+        "2,048 of 131,072 tokens and has 64 heads of 128.",
         "Queries of the indexer are projected from the input, as there are no compressed queries; its keys and queries "
         "are not rotated by a Hadamard matrix, which only serves 8-bit numbers.",
     ),
     variants={
         "dsa by mass": Variant(
             options={"selector": "mass"},
-            summary="the same tokens read, but those with the largest attention mass itself: no indexer",
+            summary="the same number of tokens, chosen by the attention's mass itself, without an indexer",
             paper="arXiv 2512.02556, arXiv 2505.18522 (selection by mass)",
         ),
     },
@@ -117,7 +117,7 @@ class DSA(HeadedMixer):
         index_heads: int = Field(4, ge=1, description="heads of the indexer")
         index_dim: int = Field(64, ge=4, multiple_of=4, description="size of its heads; RoPE rotates half of it")
         target: Literal["visible", "chosen"] = Field("visible", description="tokens over which the indexer learns")
-        index_weight: float = Field(1.0, gt=0, description="weight of its loss, which counts for the clipping alone")
+        index_weight: float = Field(1.0, gt=0, description="weight of its loss, which matters for clipping only")
 
     def __init__(self, config: Config, layer: LayerSpec):
         refuse_more(config, "top", layer.max_length, "tokens", layer.max_length)

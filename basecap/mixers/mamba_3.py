@@ -73,8 +73,8 @@ class Flow:
             backbone="swiglu narrow",
             summary="four inputs and outputs a head: a token writes and reads the same state four times",
             differences=(
-                "SwiGLU of width 7/3 makes room for the further B and C, so that the model is as large as the plain "
-                "one: at width 768 both are 768^2 weights.",
+                "SwiGLU has width 7/3, which makes room for the further B and C: the model is as large as the plain "
+                "one.",
                 "Neighbouring channels rotate, as in the plain form and the official recurrence; the official kernels "
                 "pair channel i with i + K / 2.",
             ),

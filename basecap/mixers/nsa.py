@@ -100,12 +100,13 @@ def choose(weights_BTGM: Tensor, own_BT: Tensor, top: int) -> tuple[Tensor, Tens
     summary="attention to the means of blocks, to the best whole blocks and to a window, gated per head",
     source=f"{REPOSITORY}: fla/layers/nsa.py, fla/models/nsa/modeling_nsa.py, fla/ops/nsa/naive.py",
     differences=(
-        "A block in short is the mean of its keys and of its values, as in fla's code; the paper's is what a learned "
-        "network makes of overlapping blocks.",
-        "Blocks of 32 tokens, the best 8 of them and a window of 128 are for sequences of 2,048 tokens what the "
-        "paper's 64, 16 and 512 are for its 8,192: an eighth of the sequence and a sixteenth, in finer blocks.",
-        "Every head has keys and values of its own and so chooses for itself, and a model is as large as one of "
-        "attention; in the official ones 16 heads share them, as kernels need, which `mixer: {kv_heads: 4}` does.",
+        "A block is summarised by the means of its keys and of its values, as in fla's code; in the paper a learned "
+        "network summarises overlapping blocks.",
+        "For sequences of 2,048 tokens: blocks of 32, the best 8 of them and a window of 128. They are an eighth and a "
+        "sixteenth of the sequence, as the paper's 64, 16 and 512 are of its 8,192, in finer blocks.",
+        "Every head has its own keys and values and chooses its own blocks, so a model is as large as with plain "
+        "attention. In the official models 16 heads share them, as kernels need; here `mixer: {kv_heads: 4}` lets "
+        "heads share them.",
     ),
 )
 class NSA(HeadedMixer):
