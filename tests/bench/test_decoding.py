@@ -21,7 +21,7 @@ from basecap.models.decoding_steps import GraphSteps
 from basecap.models.generate import read_prompts
 from basecap.models.language_model import LanguageModel
 from tests._architectures import distinct_names
-from tests.models.recorded_graph import recorded
+from tests.recorded_graph import recorded
 
 LOAD = Load(prompt=5, new=8, batch=4, rows=2, places=2, tokens=4, repeats=1)
 

@@ -10,7 +10,7 @@ from basecap.models.decoding_steps import GraphSteps, PythonSteps, refusal, step
 from basecap.models.language_model import LanguageModel
 from basecap.ops import without_numba
 from basecap.testing.marks import requires_gpu
-from tests.models.recorded_graph import recorded
+from tests.recorded_graph import recorded
 
 
 def names() -> list[str]:
