@@ -133,8 +133,8 @@ def _reopen(config: DataConfig, cache: Path, record: Path) -> PreparedData | Non
         return None
     try:
         content = json.loads(read_file(record, LARGEST))
-        paths = [cache / content["tokenizer"], *(cache / "shards" / key for key in content["shards"])]
-        if any(path.parent not in (cache, cache / "shards") or path.name == ".." for path in paths):
+        paths = [cache / content["tokenizer"], *(cache / SHARDS / key for key in content["shards"])]
+        if any(path.parent not in (cache, cache / SHARDS) or path.name == ".." for path in paths):
             raise ValueError("a path that leads out of the cache")
         overlap, remark = TextOverlap(**content["overlap"]), content["remark"]
     except (ValueError, KeyError, TypeError) as error:

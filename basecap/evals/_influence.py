@@ -11,6 +11,7 @@ from basecap.data.workload import Workload
 from basecap.errors import DataError
 from basecap.mixers import Mixer
 from basecap.models.language_model import LanguageModel
+from basecap.models.mixer_inputs import visit_mixers
 from basecap.ops import Influence
 from basecap.tasks import Task, build_task
 
@@ -36,20 +37,13 @@ def map_layers(
     """
     found: dict[int, T] = {}
 
-    def hook(mixer: Mixer, inputs: tuple[Tensor, ...]) -> None:
-        influence = mixer.influence(inputs[0])
+    def keep(mixer: Mixer, x_BTD: Tensor) -> None:
+        index = mixer.layer.index
+        influence = mixer.influence(x_BTD) if layers is None or index in layers else None
         if influence is not None:
-            found[mixer.layer.index] = reduce(influence)
+            found[index] = reduce(influence)
 
-    mixers = [module for module in model.modules() if isinstance(module, Mixer)]
-    chosen = [mixer for mixer in mixers if layers is None or mixer.layer.index in layers]
-    handles = [mixer.register_forward_pre_hook(hook) for mixer in chosen]
-    try:
-        with torch.no_grad():
-            model.hidden(tokens_BT)
-    finally:
-        for handle in handles:
-            handle.remove()
+    visit_mixers(model, tokens_BT, keep)
     return found
 
 

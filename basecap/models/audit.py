@@ -16,6 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from basecap.errors import ConfigError, describe_error
 from basecap.mixers import ARCHITECTURES, LayerSpec, Mixer, build_mixer, generator_for, initialise, make_generic
 from basecap.models.language_model import LanguageModel
+from basecap.models.mixer_inputs import visit_mixers
 from basecap.names import split_backbone
 from basecap.ops import without_numba
 from basecap.records.audits import Audit
@@ -76,16 +77,10 @@ def layer_inputs(model: LanguageModel, tokens_BT: Tensor) -> dict[int, tuple[Mix
     """
     found: dict[int, tuple[Mixer, Tensor]] = {}
 
-    def keep(mixer: Mixer, given: tuple[Tensor, ...]) -> None:
-        found[mixer.layer.index] = mixer, given[0]
+    def keep(mixer: Mixer, x_BTD: Tensor) -> None:
+        found[mixer.layer.index] = mixer, x_BTD
 
-    handles = [module.register_forward_pre_hook(keep) for module in model.modules() if isinstance(module, Mixer)]
-    try:
-        with torch.no_grad():
-            model.hidden(tokens_BT)
-    finally:
-        for handle in handles:
-            handle.remove()
+    visit_mixers(model, tokens_BT, keep)
     return dict(sorted(found.items()))
 
 
