@@ -1,4 +1,4 @@
-"""Native Sparse Attention (arXiv 2502.11089): attention to blocks in short, to whole chosen blocks, and to a window."""
+"""Native Sparse Attention (arXiv 2502.11089): attention to compressed and to selected blocks and to a window."""
 
 from typing import ClassVar, Literal, NamedTuple
 
@@ -14,8 +14,8 @@ from basecap.mixers._parts import positions_of, remember
 from basecap.mixers._recipes import LayerSpec, ParameterRecipe, default_recipe
 from basecap.ops import Influence, without_autocast
 from basecap.ops.attention import attention, attention_step
-from basecap.ops.attention import influence as near_influence
-from basecap.ops.selected_attention import influence as whole_influence
+from basecap.ops.attention import influence as window_influence
+from basecap.ops.selected_attention import influence as selected_influence
 from basecap.ops.selected_attention import selected_attention
 
 
@@ -141,10 +141,10 @@ class NSA(HeadedMixer):
         c = self.config
         blocks = cut(x_BTD, segments, c.block)
         weights = read_means(q, means(k, blocks, c.block), blocks.reads_BTM)
-        short = self._mix(weights, means(v, blocks, c.block)).to(q.dtype)
-        whole = selected_attention(q, k, v, self._chosen(weights, blocks), blocks.own_BT, segments=segments)
-        near = attention(q, k, v, window=c.window, segments=segments)
-        return self._gated(x_BTD, short, whole, near)
+        compressed = self._mix(weights, means(v, blocks, c.block)).to(q.dtype)
+        selected = selected_attention(q, k, v, self._chosen(weights, blocks), blocks.own_BT, segments=segments)
+        windowed = attention(q, k, v, window=c.window, segments=segments)
+        return self._gated(x_BTD, compressed, selected, windowed)
 
     @staticmethod
     def _mix(weights_BTGRM: Tensor, v_BMGV: Tensor) -> Tensor:
@@ -163,12 +163,12 @@ class NSA(HeadedMixer):
         best, exists = choose(weights, blocks.own_BT, self.config.top)
         return torch.zeros_like(weights, dtype=torch.bool).scatter(-1, best, exists)
 
-    def _gated(self, x_BTD: Tensor, short: Tensor, whole: Tensor, near: Tensor) -> Tensor:
-        short_gate, whole_gate, near_gate = self._gates(x_BTD).to(whole.dtype)[..., None].unbind(-2)
-        return short_gate * short.to(whole.dtype) + whole_gate * whole + near_gate * near
+    def _gated(self, x_BTD: Tensor, compressed: Tensor, selected: Tensor, windowed: Tensor) -> Tensor:
+        gates = self._gates(x_BTD).to(selected.dtype)[..., None].unbind(-2)
+        return gates[0] * compressed.to(selected.dtype) + gates[1] * selected + gates[2] * windowed
 
     def _gates(self, x_BTD: Tensor) -> Tensor:
-        """Return [B, T, H, 3]."""
+        """Return [B, T, H, 3], for compressed blocks, selected blocks and the window."""
         return self.branches(x_BTD).sigmoid().unflatten(-1, (-1, 3))
 
     def influence(self, x_BTD: Tensor) -> Influence:
@@ -177,18 +177,18 @@ class NSA(HeadedMixer):
         blocks = cut(x_BTD, None, c.block)
         weights = read_means(q, means(k, blocks, c.block), blocks.reads_BTM)
         chosen, share = self._chosen(weights, blocks), members(blocks, c.block).to(weights.dtype)
-        whole = whole_influence(q, k, chosen, blocks.own_BT)
-        near = near_influence(q, k, window=c.window)
+        selected = selected_influence(q, k, chosen, blocks.own_BT)
+        windowed = window_influence(q, k, window=c.window)
         gates_BHT3 = self._gates(x_BTD).to(weights.dtype).transpose(1, 2)
 
         def factors(heads: slice) -> Tensor:
-            short = weights.flatten(2, 3)[:, :, heads].transpose(1, 2) @ share[:, None]
-            parts = (short, whole.factors(heads), near.factors(heads))
+            compressed = weights.flatten(2, 3)[:, :, heads].transpose(1, 2) @ share[:, None]
+            parts = (compressed, selected.factors(heads), windowed.factors(heads))
             return sum(
-                (gates_BHT3[:, heads, :, i, None] * part for i, part in enumerate(parts)), torch.zeros_like(short)
+                (gates_BHT3[:, heads, :, i, None] * part for i, part in enumerate(parts)), torch.zeros_like(compressed)
             )
 
-        return Influence(shape=whole.shape, device=q.device, factors=factors)
+        return Influence(shape=selected.shape, device=q.device, factors=factors)
 
     def init_cache(self, batch: int, max_length: int) -> Cache:
         """Keys and values [B, max_length, G, K], and their means over blocks [B, blocks, G, K], float32 or wider."""
@@ -219,14 +219,14 @@ class NSA(HeadedMixer):
             tensors[f"mean_{name}"][row, own_B1] = block.to(tensors[f"mean_{name}"].dtype).mean(1, keepdim=True)
         m = torch.arange(tensors["mean_k"].shape[1], device=q.device)
         weights = read_means(q, tensors["mean_k"], ((m + 1) * c.block <= t_B1 + 1)[:, None])
-        short = self._mix(weights, tensors["mean_v"])
+        compressed = self._mix(weights, tensors["mean_v"])
         best, exists = choose(weights.sum(3), own_B1, c.top)
-        whole = self._read_whole(q, tensors, (best[:, 0, ..., None] * c.block + inside).flatten(2), exists[:, 0], t_B1)
+        selected = self._select(q, tensors, (best[:, 0, ..., None] * c.block + inside).flatten(2), exists[:, 0], t_B1)
         last = t_B1 - torch.arange(c.window, device=q.device)
-        near = attention_step(
+        windowed = attention_step(
             q, *(self._at(tensors[name], last).to(q.dtype) for name in ("k", "v")), visible_BS=last >= 0
         )
-        return self.finish(self._gated(x_B1D, short, whole, near), x_B1D)
+        return self.finish(self._gated(x_B1D, compressed, selected, windowed), x_B1D)
 
     @staticmethod
     def _at(x_BSGK: Tensor, tokens_BN: Tensor) -> Tensor:
@@ -234,7 +234,7 @@ class NSA(HeadedMixer):
         row = torch.arange(len(x_BSGK), device=x_BSGK.device)[:, None]
         return x_BSGK[row, tokens_BN.clamp(0, x_BSGK.shape[1] - 1)]
 
-    def _read_whole(self, q: Tensor, tensors: dict[str, Tensor], s_BGN: Tensor, exists: Tensor, t_B1: Tensor) -> Tensor:
+    def _select(self, q: Tensor, tensors: dict[str, Tensor], s_BGN: Tensor, exists: Tensor, t_B1: Tensor) -> Tensor:
         """Attend to the tokens s of the blocks that each group of heads has chosen; groups are rows here."""
         B, G, _ = s_BGN.shape
         row, group = (torch.arange(n, device=q.device) for n in (B, G))
@@ -254,13 +254,13 @@ class NSA(HeadedMixer):
         c = self.config
         full, rest = divmod(length, c.block)
         queries = [c.block] * full + [rest]
-        short = sum(count * m for m, count in enumerate(queries)) + full  # the last token of a block reads its mean too
+        compressed = sum(count * m for m, count in enumerate(queries)) + full  # a block's last token reads its mean too
         earlier = sum(count * min(m, c.top - 1) for m, count in enumerate(queries)) * c.block
-        whole = earlier + sum(count * (count + 1) / 2 for count in queries)
+        selected = earlier + sum(count * (count + 1) / 2 for count in queries)
         W = min(c.window, length)
-        near = W * (W + 1) / 2 + (length - W) * W
+        windowed = W * (W + 1) / 2 + (length - W) * W
         gates = 2.0 * length * self.branches.weight.numel()
-        return self.projection_flops(length) + gates + 4.0 * (short + whole + near) * self.layer.hidden
+        return self.projection_flops(length) + gates + 4.0 * (compressed + selected + windowed) * self.layer.hidden
 
     def state_bytes(self, length: int) -> int:
         """Keys and values of every token, and their means, which are float32 or wider."""
