@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from basecap.errors import ConfigError
-from basecap.mixers import ARCHITECTURES, Architecture, Cache, LayerChoice, ParameterRecipe, constant, normal
+from basecap.mixers import ARCHITECTURES, Cache, ParameterRecipe, constant, normal
 from basecap.mixers.attention import Attention
 from basecap.mixers.hyena import Hyena
 from basecap.ops import Influence
@@ -244,20 +244,6 @@ class DiesInTraining(Attention):
 class DrawsFromNowhere(Attention):
     def recipe(self):
         return {**super().recipe(), "out.weight": ParameterRecipe(init=lambda p, generator: p.normal_())}
-
-
-@pytest.fixture
-def register(monkeypatch):
-    """Register an architecture of these mixers for one test; return its name."""
-
-    def add(*mixers):
-        layers = tuple(LayerChoice(mixer=mixer) for mixer in mixers)
-        entry = Architecture(name="broken", layers=layers, backbone="gpt", summary="", paper="")
-        ARCHITECTURES.names()  # else the plain mixers' files, imported later, would go with the test
-        monkeypatch.setitem(ARCHITECTURES._entries, "broken", entry)
-        return "broken"
-
-    return add
 
 
 @pytest.mark.parametrize(

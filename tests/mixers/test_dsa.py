@@ -1,8 +1,6 @@
 """DeepSeek Sparse Attention: the published equations in float64, parity with transformers' indexer and fla's code."""
 
-import importlib.util
 from functools import partial
-from importlib.metadata import distribution
 from types import SimpleNamespace
 
 import pytest
@@ -10,12 +8,14 @@ import torch
 from torch import Tensor, nn
 
 from basecap.errors import ConfigError
-from basecap.mixers import ARCHITECTURES, LayerSpec, initialise, rotary
+from basecap.mixers import rotary
 from basecap.mixers.dsa import DSA, best, index_scores, mass, numbers
 from basecap.models.config import LayerConfig, model_config
 from basecap.models.language_model import LanguageModel
 from basecap.ops.attention import attention
 from basecap.ops.selected_attention import selected_attention
+from tests.fla_naive import naive
+from tests.mixers._built import built, draw
 from tests.mixers._parity import assert_equals_paper
 
 #: Query heads, key heads, tokens read; heads of the indexer and their size.
@@ -24,18 +24,7 @@ H, G, TOP, HEADS, SIZE = 3, 1, 5, 2, 8
 
 def build(name: str = "dsa", hidden: int = 12, **options) -> DSA:
     given = {"heads": H, "kv_heads": G, "top": TOP, "index_heads": HEADS, "index_dim": SIZE, **options}
-    choice = ARCHITECTURES.get(name).layers[0]
-    mixer = choice.mixer(choice.configure(hidden, given), LayerSpec(hidden=hidden))
-    initialise(mixer, mixer.recipe(), 0)
-    generator = torch.Generator().manual_seed(2)
-    with torch.no_grad():
-        for parameter in mixer.parameters():
-            parameter += 0.5 * torch.randn(parameter.shape, generator=generator)
-    return mixer.double()
-
-
-def draw(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    return built(name, hidden, 0.5, **given)
 
 
 class WithLoss(nn.Module):
@@ -116,20 +105,17 @@ def test_the_indexer_is_that_of_transformers():
 
 
 def test_chooses_and_reads_as_fla_does():
-    path = distribution("fla-core").locate_file("fla/ops/dsa/naive.py")
-    spec = importlib.util.spec_from_file_location("naive_dsa", path)
-    naive = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(naive)
+    reference = naive("dsa/naive")
     q, k, v, index_q = (draw(2, 30, heads, 8, seed=heads).float() for heads in (4, 2, 2, 3))
     index_k, weights = draw(2, 30, 8, seed=5).float(), draw(2, 30, 3, seed=6).float()
     causal = torch.ones(2, 30, 30).tril().bool()
     ours = best(index_scores(index_q, index_k, weights), causal, TOP)
-    indices = naive.naive_dsa_indexer(index_q, index_k, weights, TOP, activation="relu")
+    indices = reference.naive_dsa_indexer(index_q, index_k, weights, TOP, activation="relu")
     theirs = torch.zeros(2, 30, 31, dtype=torch.bool).scatter(-1, indices.where(indices >= 0, 30), True)[..., :30]
     differ = (ours != theirs) & causal
     # Where scores are equal, as those that ReLU makes 0, fla takes any.
     assert (index_scores(index_q, index_k, weights)[differ] == 0).all()
-    expected = naive.naive_dsa(q, k, v, None, None, indices=torch.where(ours, torch.arange(30), -1))
+    expected = reference.naive_dsa(q, k, v, None, None, indices=torch.where(ours, torch.arange(30), -1))
     torch.testing.assert_close(selected_attention(q, k, v, ours[:, :, None], numbers(q)), expected)
 
 

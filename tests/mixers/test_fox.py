@@ -6,29 +6,19 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from basecap.errors import ConfigError
-from basecap.mixers import ARCHITECTURES, LayerSpec, initialise
+from basecap.mixers import LayerSpec, initialise
 from basecap.mixers.fox import Fox
 from basecap.models.config import model_config
 from basecap.models.language_model import outline
 from basecap.ops.attention import attention
+from tests.mixers._built import built, draw
 from tests.mixers._parity import assert_equals_paper
 
 H = 3
 
 
-def seeded(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
 def build(name: str = "fox", hidden: int = 12, **options) -> Fox:
-    choice = ARCHITECTURES.get(name).layers[0]
-    mixer = choice.mixer(choice.configure(hidden, {"heads": H, **options}), LayerSpec(hidden=hidden))
-    initialise(mixer, mixer.recipe(), 0)
-    generator = seeded(2)
-    with torch.no_grad():
-        for parameter in mixer.parameters():
-            parameter += 0.5 * torch.randn(parameter.shape, generator=generator)
-    return mixer.double()
+    return built(name, hidden, 0.5, **{"heads": H, **options})
 
 
 def forgetting(mixer: Fox, x_TD: Tensor) -> Tensor:
@@ -73,7 +63,7 @@ def test_is_the_published_one(name: str):
 
 
 def test_gates_of_one_are_attention():
-    mixer, x = build(), torch.randn(2, 150, 12, generator=seeded(0), dtype=torch.float64)
+    mixer, x = build(), draw(2, 150, 12)
     with torch.no_grad():
         mixer.forget.weight.zero_()
         mixer.forget.bias.fill_(50.0)
@@ -84,13 +74,13 @@ def test_gates_of_one_are_attention():
 def test_gates_start_at_one_half():
     mixer = Fox(Fox.Config(heads=2), LayerSpec(hidden=64))
     initialise(mixer, mixer.recipe(), 0)
-    x = torch.randn(1, 50, 64, generator=seeded(0))
+    x = draw(1, 50, 64).float()
     gates = mixer.forget(x).sigmoid()
     assert 0.45 < gates.mean() < 0.55 and gates.std() < 0.1
 
 
 def test_decoding_with_rope():
-    mixer, x = build("fox pro", position="rope"), torch.randn(1, 9, 12, dtype=torch.float64, generator=seeded(0))
+    mixer, x = build("fox pro", position="rope"), draw(1, 9, 12)
     cache = mixer.init_cache(1, 9)
     steps = [mixer.prefill(x[:, :4], cache), *(mixer.step(x[:, t : t + 1], cache) for t in range(4, 9))]
     torch.testing.assert_close(torch.cat(steps, dim=1), mixer(x))
@@ -108,7 +98,7 @@ def test_what_decoding_keeps():
         "last_v": (2, 12),
     }
     assert build("fox pro").bfloat16().init_cache(1, 2).tensors["log_decay"].dtype == torch.float32
-    x = torch.randn(2, 8, 12, generator=seeded(0))
+    x = draw(2, 8, 12).float()
     mixer.prefill(x[:, :7], cache)
     unshifted = F.linear(x[:, 6], mixer.qkv.weight).chunk(3, dim=-1)
     torch.testing.assert_close((cache.tensors["last_k"], cache.tensors["last_v"]), unshifted[1:])

@@ -11,6 +11,7 @@ from basecap.mixers.kda import KDA
 from basecap.models.config import model_config
 from basecap.models.language_model import LanguageModel
 from basecap.ops.delta_rule import channel_delta_rule, decoupled_delta_rule, delta_rule
+from tests.fla_naive import naive
 
 
 def build(seed: int = 0, **options: object) -> KDA:
@@ -77,26 +78,26 @@ def test_equals_kimi_linear(monkeypatch):
 
 
 def test_the_memory_follows_the_recurrence_of_fla():
-    naive = pytest.importorskip("fla.ops.kda.naive").naive_recurrent_kda
+    recur = naive("kda/naive").naive_recurrent_kda
     generator = torch.Generator().manual_seed(2)
     q, k, v, f = torch.randn(4, 2, 40, 3, 8, generator=generator)
     q, k = (torch.nn.functional.normalize(x, dim=-1) for x in (q, k))
     beta, g = f[..., 0].sigmoid(), -4.0 * f.abs()
     state = torch.randn(2, 3, 8, 8, generator=generator)
     ours = channel_delta_rule(q * 8**-0.5, k, v, beta, g, state_BHKV=state)
-    for found, expected in zip(ours, naive(q, k, v, g, beta, None, state, True), strict=True):
+    for found, expected in zip(ours, recur(q, k, v, g, beta, None, state, True), strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_the_memory_of_gated_deltanet_2_follows_the_recurrence_of_fla():
-    naive = pytest.importorskip("fla.ops.gdn2.naive").naive_recurrent_gdn2
+    recur = naive("gdn2/naive").naive_recurrent_gdn2
     generator = torch.Generator().manual_seed(2)
     q, k, v, f, b, w = torch.randn(6, 2, 40, 3, 8, generator=generator)
     q, k = (torch.nn.functional.normalize(x, dim=-1) for x in (q, k))
     b, w, g = b.sigmoid(), w.sigmoid(), -4.0 * f.abs()
     state = torch.randn(2, 3, 8, 8, generator=generator)
     ours = decoupled_delta_rule(q * 8**-0.5, k, w * v, b, g, state_BHKV=state)
-    for found, expected in zip(ours, naive(q, k, v, g, b, w, None, state, True), strict=True):
+    for found, expected in zip(ours, recur(q, k, v, g, b, w, None, state, True), strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 

@@ -12,19 +12,12 @@ from basecap.mixers.hgrn_2 import HGRN2
 from basecap.mixers.retnet import Retention
 from basecap.models.config import model_config
 from basecap.models.language_model import LanguageModel
-
-
-def draw(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+from tests.fla_naive import naive
+from tests.mixers._built import draw, moved
 
 
 def build(cls: type[LinearMemory], index: int = 0) -> LinearMemory:
-    mixer = cls(cls.Config(heads=2), LayerSpec(hidden=16, index=index, depth=3)).double()
-    initialise(mixer, mixer.recipe(), 0)
-    with torch.no_grad():
-        for number, parameter in enumerate(mixer.parameters()):
-            parameter += 0.3 * draw(*parameter.shape, seed=number)
-    return mixer
+    return moved(cls(cls.Config(heads=2), LayerSpec(hidden=16, index=index, depth=3)), 0.3)
 
 
 def read(q: Tensor, k: Tensor, v: Tensor, decay: Tensor) -> Tensor:
@@ -70,21 +63,21 @@ def test_hgrn_2_is_its_recurrence_and_its_bounds_start_at_index_over_depth(index
 
 
 def test_retention_is_the_librarys():
-    naive = pytest.importorskip("fla.ops.retention.naive").naive_retention
     mixer, x = build(Retention).float(), draw(2, 40, 16, seed=9).float()
     q, k, v, log_decay = mixer.inputs(x, 0, None)
-    expected = naive(q.transpose(1, 2) * 8**0.5, k.transpose(1, 2), v.transpose(1, 2)).transpose(1, 2)
+    retention = naive("retention/naive").naive_retention
+    expected = retention(q.transpose(1, 2) * 8**0.5, k.transpose(1, 2), v.transpose(1, 2)).transpose(1, 2)
     torch.testing.assert_close(linear_memory(q, k, v, log_decay, None, None)[0], expected, rtol=1e-4, atol=1e-4)
     rotated = mixer.inputs(x, 7, None)[0]  # positions count from the start given
     assert torch.equal(rotated[:, :5], mixer.inputs(F.pad(x, (0, 0, 7, 0)), 0, None)[0][:, 7:12])
 
 
 def test_decays_by_channel_follow_the_recurrence_of_fla():
-    naive = pytest.importorskip("fla.ops.gla.naive").naive_recurrent_gla
+    recur = naive("gla/naive").naive_recurrent_gla
     q, k, v, f = (draw(2, 40, 3, 8, seed=seed).float() for seed in range(4))
     state = draw(2, 3, 8, 8, seed=5).float()
     found = linear_memory(q * 8**-0.5, k, v, -4 * f.abs(), state, None)
-    for ours, theirs in zip(found, naive(q, k, v, -4 * f.abs(), state, True), strict=True):
+    for ours, theirs in zip(found, recur(q, k, v, -4 * f.abs(), state, True), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
 
 

@@ -8,25 +8,20 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from basecap.errors import ConfigError
-from basecap.mixers import LayerSpec, initialise
+from basecap.mixers import LayerSpec
 from basecap.mixers.mamba_2 import Mamba2
 from basecap.mixers.mamba_3 import Mamba3
 from basecap.models.config import model_config
 from basecap.models.language_model import LanguageModel
+from tests.mixers._built import draw, moved
 
 
 def build(**options: object) -> Mamba3:
-    mixer = Mamba3(Mamba3.Config(heads=2, state=8, **options), LayerSpec(hidden=12)).double()
-    initialise(mixer, mixer.recipe(), 0)
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for parameter in mixer.parameters():
-            parameter += 0.3 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
-    return mixer
+    return moved(Mamba3(Mamba3.Config(heads=2, state=8, **options), LayerSpec(hidden=12)), 0.3)
 
 
 def inputs(T: int = 30) -> Tensor:
-    return 2 * torch.randn(2, T, 12, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    return 2 * draw(2, T, 12, seed=1)
 
 
 def by_token(mixer: Mamba3, u: Tensor) -> Tensor:
@@ -75,12 +70,12 @@ def test_without_its_additions_it_is_mamba_2():
     plain = Mamba2(Mamba2.Config(heads=2, state=8, conv=False, norm=False), LayerSpec(hidden=12)).double()
     _, flow, _ = mixer._flow(u)
     # Mamba-2 has B and C of its own, the same for every head, and constant rates.
-    q, k = (torch.randn(2, 30, 1, 8, generator=torch.Generator().manual_seed(seed)).double() for seed in (3, 4))
+    q, k = (draw(2, 30, 1, 8, seed=seed) for seed in (3, 4))
     with torch.no_grad():
         plain.D.zero_()
         plain.A_log.fill_(0.5)
         plain.dt_bias.zero_()
-    raw = torch.randn(2, 30, 2, generator=torch.Generator().manual_seed(5)).double()
+    raw = draw(2, 30, 2, seed=5)
     dt = F.softplus(raw)
     expected, _ = plain._scan((flow.x.flatten(2), k.flatten(2), q.flatten(2)), raw, None, None)
     q, k = (part[:, :, None].expand(-1, -1, 1, 2, -1) for part in (q, k))

@@ -7,23 +7,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from basecap.mixers import LayerSpec, initialise
+from basecap.mixers import LayerSpec
 from basecap.mixers._linear_memory import linear_memory
 from basecap.mixers.mlstm import MLSTM, GatedInputs, read
 from basecap.models.config import model_config
 from basecap.models.language_model import LanguageModel
-
-
-def draw(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+from tests.mixers._built import draw, moved
 
 
 def build() -> MLSTM:
-    mixer = MLSTM(MLSTM.Config(heads=2), LayerSpec(hidden=16)).double()
-    initialise(mixer, mixer.recipe(), 0)
+    mixer = moved(MLSTM(MLSTM.Config(heads=2), LayerSpec(hidden=16)), 0.3)
     with torch.no_grad():
-        for number, parameter in enumerate(mixer.parameters()):
-            parameter += 0.3 * draw(*parameter.shape, seed=number)
         mixer.input_bias += 8.0
     return mixer
 

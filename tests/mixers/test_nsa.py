@@ -1,8 +1,6 @@
 """Native Sparse Attention: the published equations in float64, parity with fla's naive code, decoding state, sizes."""
 
-import importlib.util
 import sys
-from importlib.metadata import distribution
 from types import ModuleType
 
 import pytest
@@ -10,12 +8,14 @@ import torch
 from torch import Tensor
 
 from basecap.errors import ConfigError
-from basecap.mixers import ARCHITECTURES, LayerSpec, initialise, rotary
+from basecap.mixers import rotary
 from basecap.mixers.nsa import NSA, choose, cut, means, read_means
 from basecap.models.config import model_config
 from basecap.models.language_model import outline
 from basecap.ops.attention import attention
 from basecap.ops.selected_attention import selected_attention
+from tests.fla_naive import naive
+from tests.mixers._built import built, draw
 from tests.mixers._parity import assert_equals_paper
 
 #: Query heads, key heads, tokens per block, blocks read, window.
@@ -24,14 +24,7 @@ H, G, BLOCK, TOP, WINDOW = 6, 3, 4, 4, 5
 
 def build(hidden: int = 12, **options) -> NSA:
     given = {"heads": H, "kv_heads": G, "block": BLOCK, "top": TOP, "window": WINDOW, **options}
-    choice = ARCHITECTURES.get("nsa").layers[0]
-    mixer = choice.mixer(choice.configure(hidden, given), LayerSpec(hidden=hidden))
-    initialise(mixer, mixer.recipe(), 0)
-    generator = torch.Generator().manual_seed(2)
-    with torch.no_grad():
-        for parameter in mixer.parameters():
-            parameter += 0.5 * torch.randn(parameter.shape, generator=generator)
-    return mixer.double()
+    return built("nsa", hidden, 0.5, **given)
 
 
 def sparse(mixer: NSA, x_TD: Tensor) -> Tensor:
@@ -46,18 +39,18 @@ def sparse(mixer: NSA, x_TD: Tensor) -> Tensor:
         whole = [list(range(m * BLOCK, (m + 1) * BLOCK)) for m in range((t + 1) // BLOCK)]
         for group in range(G):
             heads, importance = range(group * H // G, (group + 1) * H // G), torch.zeros(own + 1)
-            short = {head: torch.zeros(K, dtype=x_TD.dtype) for head in heads}
+            compressed = {head: torch.zeros(K, dtype=x_TD.dtype) for head in heads}
             for head in heads:
                 if whole:
                     scores = torch.stack([q[t, head] @ k[block, group].mean(0) for block in whole]) / K**0.5
                     p = scores.exp() / scores.exp().sum()
                     importance[: len(whole)] += p.detach()
-                    short[head] = p @ torch.stack([v[block, group].mean(0) for block in whole])
+                    compressed[head] = p @ torch.stack([v[block, group].mean(0) for block in whole])
             always = {0, own, max(own - 1, 0)}
             rest = sorted(set(range(own)) - always, key=lambda m, w=importance: -w[m])[: TOP - len(always)]
             chosen = [s for s in range(t + 1) if s // BLOCK in {*always, *rest}]
             for head in heads:
-                o = gates[t, head, 0] * short[head]
+                o = gates[t, head, 0] * compressed[head]
                 for branch, read in ((1, chosen), (2, range(max(0, t + 1 - WINDOW), t + 1))):
                     p = (k[list(read), group] @ q[t, head] / K**0.5).exp()
                     o = o + gates[t, head, branch] * (p @ v[list(read), group]) / p.sum()
@@ -71,8 +64,8 @@ def test_is_the_published_one():
 
 
 @pytest.fixture
-def naive(monkeypatch) -> ModuleType:
-    """Load fla's naive file without its package, which imports Triton kernels; only packed sequences would use them."""
+def reference(monkeypatch) -> ModuleType:
+    """Load fla's code without the kernels that it uses for packed sequences."""
     unused = {"fla.ops.utils": "prepare_chunk_offsets", "fla.ops.utils.pooling": "mean_pooling"}
     for name, function in unused.items():
         module = ModuleType(name)
@@ -80,34 +73,30 @@ def naive(monkeypatch) -> ModuleType:
         monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.setitem(sys.modules, "flash_attn", ModuleType("flash_attn"))
     vars(sys.modules["flash_attn"]).update(flash_attn_func=None, flash_attn_varlen_func=None)
-    path = distribution("fla-core").locate_file("fla/ops/nsa/naive.py")
-    spec = importlib.util.spec_from_file_location("naive_nsa", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return naive("nsa/naive")
 
 
-def test_chooses_and_mixes_as_fla_does(naive):
+def test_chooses_and_mixes_as_fla_does(reference):
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(2, 38, heads, 8, generator=generator) for heads in (H, G, G))
     blocks = cut(q.flatten(2), None, BLOCK)
     mean_k, mean_v = (means(x, blocks, BLOCK) for x in (k, v))
     weights = read_means(q, mean_k, blocks.reads_BTM)
-    theirs, _ = naive.naive_nsa_compression(q, mean_k, mean_v, BLOCK, 8**-0.5)
+    theirs, _ = reference.naive_nsa_compression(q, mean_k, mean_v, BLOCK, 8**-0.5)
     torch.testing.assert_close(NSA._mix(weights, mean_v), theirs)
     best, exists = choose(torch.nn.functional.pad(weights.sum(3), (0, 1)), blocks.own_BT, TOP)
     # fla scores the last block too, though no query reads it whole.
     padded = torch.cat([mean_k, mean_k[:, :1]], dim=1)
-    expected = naive.naive_nsa_topk(q, padded, TOP, BLOCK, 8**-0.5)
+    expected = reference.naive_nsa_topk(q, padded, TOP, BLOCK, 8**-0.5)
     assert torch.equal(torch.where(exists, best, -1).sort(-1).values, expected.sort(-1).values)
     chosen = torch.zeros(2, 38, G, 10, dtype=torch.bool).scatter(-1, best, exists)
     torch.testing.assert_close(
-        selected_attention(q, k, v, chosen, blocks.own_BT), naive.naive_nsa_selection(q, k, v, expected, BLOCK)
+        selected_attention(q, k, v, chosen, blocks.own_BT), reference.naive_nsa_selection(q, k, v, expected, BLOCK)
     )
 
 
 def test_the_selected_branch_alone_with_all_blocks_is_attention():
-    mixer, x = build(top=10), torch.randn(2, 40, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    mixer, x = build(top=10), draw(2, 40, 12)
     with torch.no_grad():
         mixer.branches.weight.zero_()
         mixer._gates = lambda x: torch.tensor([0.0, 1.0, 0.0]).expand(*x.shape[:2], H, 3)
@@ -116,7 +105,7 @@ def test_the_selected_branch_alone_with_all_blocks_is_attention():
 
 
 def test_what_decoding_keeps():
-    mixer, x = build().float(), torch.randn(2, 11, 12, generator=torch.Generator().manual_seed(0))
+    mixer, x = build().float(), draw(2, 11, 12).float()
     cache = mixer.init_cache(2, 11)
     kept = {"k": (2, 11, G, 2), "v": (2, 11, G, 2), "mean_k": (2, 3, G, 2), "mean_v": (2, 3, G, 2)}
     assert {name: tuple(tensor.shape) for name, tensor in cache.tensors.items()} == kept

@@ -8,12 +8,9 @@ from basecap.mixers import Cache, initialise, positions_of
 from basecap.mixers._attention import AttentionHeads
 from basecap.mixers._parts import ShortConvolution, remember, rms_norm, rotary, starts_of, token_shift
 from basecap.testing.marks import requires_gpu
+from tests.mixers._built import draw
 
 SEGMENTS = torch.tensor([[0, 0, 0, 2, 2, 7], [1, 1, 1, 1, 1, 1]])
-
-
-def draw(*shape, seed=0):
-    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
 def test_positions_and_starts():

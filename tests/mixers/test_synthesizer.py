@@ -6,6 +6,7 @@ import torch
 from basecap.errors import ConfigError
 from basecap.mixers import ARCHITECTURES, LayerSpec, initialise
 from basecap.testing.check_mixer import check_mixer
+from tests.mixers._built import draw
 
 HIDDEN, HEADS, LONGEST = 64, 4, 40
 
@@ -16,10 +17,6 @@ def build(name, hidden=HIDDEN, **options):
     mixer = choice.mixer(choice.configure(hidden, {"heads": HEADS, **options}), layer)
     initialise(mixer, mixer.recipe(), seed=0)
     return mixer.double()
-
-
-def draw(*shape, seed=0):
-    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
 def test_random_qk_attends_the_same_whatever_the_text():

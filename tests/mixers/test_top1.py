@@ -4,25 +4,16 @@ import pytest
 import torch
 
 from basecap.errors import ConfigError
-from basecap.mixers import ARCHITECTURES, LayerSpec, initialise
+from basecap.mixers import ARCHITECTURES, LayerSpec
 from basecap.testing.check_mixer import check_mixer
+from tests.mixers._built import built, draw
 
 HIDDEN, HEADS = 64, 4
 CHUNKED = ("top1-chunk-exact", "top1-chunk-approx")
 
 
 def build(name, hidden=HIDDEN, **options):
-    choice = ARCHITECTURES.get(name).layers[0]
-    mixer = choice.mixer(choice.configure(hidden, {"heads": HEADS, **options}), LayerSpec(hidden=hidden))
-    initialise(mixer, mixer.recipe(), seed=0)
-    with torch.no_grad():
-        for parameter in mixer.parameters():
-            parameter += 0.2 * draw(*parameter.shape, seed=3).float()
-    return mixer.double()
-
-
-def draw(*shape, seed=0):
-    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    return built(name, hidden, 0.2, **{"heads": HEADS, **options})
 
 
 def gradients(mixer, x):

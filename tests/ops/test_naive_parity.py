@@ -1,12 +1,9 @@
 """Parity with the references in plain PyTorch of flash-linear-attention: outputs, final states, all gradients.
 
-Only its naive files are loaded: the package around them imports Triton kernels. They compute in float32.
+They compute in float32.
 """
 
-import importlib.util
 from collections.abc import Callable
-from importlib.metadata import distribution
-from types import ModuleType
 from typing import NamedTuple
 
 import pytest
@@ -21,6 +18,7 @@ from basecap.ops.ssd import ssd
 from basecap.ops.taylor_attention import taylor_attention
 from basecap.ops.wkv6 import wkv6
 from basecap.ops.wkv7 import wkv7
+from tests.fla_naive import naive
 
 B, T, H, K, V = 2, 150, 3, 16, 24
 SCALE = K**-0.5
@@ -63,14 +61,6 @@ def draw() -> Inputs:
         added=removal * normal(B, T, H, K).sigmoid(),
     )
     return Inputs(*(leaf.requires_grad_() for leaf in x))
-
-
-def naive(path: str) -> ModuleType:
-    """Load one file of `fla/ops`, without its package."""
-    spec = importlib.util.spec_from_file_location("naive", distribution("fla-core").locate_file(f"fla/ops/{path}.py"))
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def heads_first(*tensors: Tensor) -> list[Tensor]:
