@@ -8,20 +8,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from basecap.data import DataConfig, PreparedData, _parts, inspect, prepare
-from basecap.data.shards import write_shard
-from basecap.data.sources import SOURCES, Document, split_of
+from basecap.data import DataConfig, PreparedData, inspect, prepare
+from basecap.data.sources import split_of
 from basecap.errors import ConfigError, DataError
-from basecap.plugins import PLUGIN, load_plugin
-from basecap.system import locks
 from tests.data.conftest import slimpajama_records, words, write_lines
-from tests.forks import start
 
 
 def content(prepared: PreparedData) -> dict:
@@ -240,76 +235,6 @@ def test_damaged_text_is_named_by_every_reader(options, tmp_path, workers: int, 
         prepare(config, tmp_path / "cache")
 
 
-def test_a_plugin_source_is_read_by_other_processes_and_a_killed_one_is_replaced_once(tmp_path):
-    plugin = tmp_path / "lines.py"
-    plugin.write_text(
-        """
-import os
-from basecap.data.sources import Document, Part, Source, source
-
-@source("test-numbers")
-class Numbers(Source):
-    def parts(self):
-        return [Part(str(number)) for number in range(4)]
-
-    def read(self, part):
-        killed = self.config.path and f"{self.config.path}-{part.name}"
-        if killed and ("always" in killed or not os.path.exists(killed)):
-            open(killed, "w").close()
-            os._exit(1)
-        for split in ("train", "validation", "test"):
-            yield Document("numbers", split, f"{split} {part.name} " * 10)
-"""
-    )
-    load_plugin(plugin)
-    config = DataConfig(source="test-numbers", tokenizer="bytes", seq_len=8, train=["numbers"], workers=2)
-    documents = prepare(config, tmp_path / "cache").documents("test", "numbers")
-    assert len({tuple(documents.tokens(index)) for index in range(len(documents))}) == 4
-    once, always = (config.model_copy(update={"path": str(tmp_path / name)}) for name in ("once", "always"))
-    again = prepare(once, tmp_path / "other").documents("test", "numbers")
-    assert [again.tokens(n).tolist() for n in range(4)] == [documents.tokens(n).tolist() for n in range(4)]
-    assert len(list(tmp_path.glob("once-*"))) == 4
-    with pytest.raises(DataError, match=r"was killed twice.*lower data\.workers"):
-        prepare(always, tmp_path / "third")
-
-
-def load_anew(plugin: Path, name: str) -> None:
-    """Load a plugin that defines a source as a new process would."""
-    sys.modules.pop(PLUGIN + plugin.stem, None)
-    SOURCES.names()
-    SOURCES._entries.pop(name, None)
-    load_plugin(plugin)
-
-
-def test_a_changed_plugin_is_read_again(tmp_path):
-    plugin = tmp_path / "verses.py"
-    program = """
-from basecap.data.sources import Document, Part, Source, source
-
-@source("test-verses")
-class Verses(Source):
-    def parts(self):
-        return [Part("all")]
-
-    def read(self, part):
-        for split in ("train", "validation", "test"):
-            yield Document("verses", split, f"{split} verse " * 10)
-"""
-
-    def prepared() -> str:
-        load_anew(plugin, "test-verses")
-        config = DataConfig(source="test-verses", tokenizer="bytes", seq_len=8, train=["verses"], workers=1)
-        return prepare(config, tmp_path / "cache").manifest_hash
-
-    plugin.write_text(program)
-    first = prepared()
-    assert prepared() == first and len(shards(tmp_path / "cache")) == 1
-    plugin.write_text(program + "# the same text\n")
-    assert prepared() == first and len(shards(tmp_path / "cache")) == 2
-    plugin.write_text(program.replace("verse ", "prose "))
-    assert prepared() != first and len(shards(tmp_path / "cache")) == 3
-
-
 def test_the_names_of_built_in_sources_in_a_cache_stay(options):
     config = DataConfig(**options)
     assert config.code is None and config.hash == config.options_hash
@@ -448,60 +373,3 @@ def test_copies_of_a_held_out_document_count_once(tmp_path):
         assert rows["arxiv", "test"]["copies"] == len(prepared.documents("test", "arxiv").copies)
         assert rows["arxiv", "test"]["left out"] + rows["arxiv", "validation"]["left out"] == len(trained)
         assert rows["c4", "train"]["copies"] is None
-
-
-def fill(options: dict, cache: Path, log: Path, flock: bool, seconds: float) -> None:
-    """Prepare a text as one of several machines does, and note which process has written which part."""
-
-    def write(path: Path, documents: Iterator[Document], *given: object) -> None:
-        def slow() -> Iterator[Document]:
-            time.sleep(seconds)
-            yield from documents
-
-        log.open("a").write(f"{os.getpid()} begins {path.name}\n")
-        write_shard(path, slow(), *given)
-        log.open("a").write(f"{os.getpid()} ends {path.name}\n")
-
-    _parts.write_shard, locks.LEASE = write, 2.0
-    if not flock:
-        locks._has_flock = lambda directory: False
-    prepare(DataConfig(**options), cache)
-
-
-@pytest.mark.parametrize("flock", [True, False])
-def test_several_processes_fill_a_cache_together_and_take_over_what_a_killed_one_began(options, tmp_path, flock: bool):
-    """Byte by byte the result is that of one process; each part is written once."""
-    options |= {"tokenizer": "bpe", "vocab": 300, "max_train_tokens": 8000}
-    cache, log = tmp_path / "cache", tmp_path / "log"
-
-    def written() -> list[list[str]]:
-        return [line.split() for line in log.read_text().splitlines()] if log.exists() else []
-
-    killed = start(fill, options, cache, log, flock, 60.0, output=tmp_path / "killed")
-    deadline = time.monotonic() + 60
-    while not written():
-        assert killed.is_alive() and time.monotonic() < deadline, (tmp_path / "killed").read_text()
-        time.sleep(0.01)
-    both = [start(fill, options, cache, log, flock, 0.1, output=tmp_path / f"{number}") for number in range(2)]
-    while len(written()) < 4:
-        assert time.monotonic() < deadline, (tmp_path / "0").read_text()
-        time.sleep(0.01)
-    killed.kill()
-    for process in both:
-        process.join(60)
-    assert [process.exitcode for process in both] == [0, 0], (tmp_path / "0").read_text() + (tmp_path / "1").read_text()
-    begun = written()[0][2]
-    ends = [(int(number), name) for number, what, name in written() if what == "ends"]
-    assert {number for number, _ in ends} == {process.pid for process in both}
-    assert len({name for _, name in ends}) == len(ends) and begun in {name for _, name in ends}
-
-    prepare(DataConfig(**options), tmp_path / "alone")
-    files = [
-        {
-            path.relative_to(root): path.read_bytes()
-            for path in root.rglob("*")
-            if path.is_file() and path.name != "lock"
-        }
-        for root in (cache, tmp_path / "alone")
-    ]
-    assert files[0] == files[1] and len(files[0]) > 10

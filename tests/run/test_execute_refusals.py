@@ -18,7 +18,7 @@ from basecap.plugins import load_plugin
 from basecap.records import Machine, StudyRecords
 from basecap.run.continue_text import Continued, continue_text
 from basecap.study.config import load_study
-from tests.data.test_preparation import load_anew
+from tests.data.plugin_source import load_anew
 from tests.records.made_up import change
 from tests.run._execute import PLUGIN, STEADY, VERSES, as_if_loaded_now, run
 
