@@ -96,5 +96,6 @@ def test_the_walk_of_a_study_names_functions_that_exist():
 
 
 def _defines(file: Path, name: str) -> bool:
-    pattern = rf"^\s*(def|class) {name.rpartition('.')[2]}\b"
+    name = name.rpartition(".")[2]
+    pattern = rf"^\s*(def|class) {name}\b|^{name}\b.* = "
     return file.is_file() and re.search(pattern, file.read_text(encoding="utf-8"), re.MULTILINE) is not None
