@@ -30,6 +30,7 @@ def by_token(mixer: Mamba3, u: Tensor) -> Tensor:
     z, x, B, C, dt, rate, share, angle = (u @ mixer.in_proj.weight.T).split(mixer.in_proj.sizes, dim=-1)
     dt = F.softplus(dt + mixer.dt_bias)
     rate = F.softplus(rate) if mixer.config.rate == "softplus" else torch.where(rate >= 0, 1 + rate, 1 / (1 - rate))
+    rate = rate.clamp(min=1e-4)
     share = torch.sigmoid(share) if mixer.config.trapezoid else torch.ones_like(dt)
     B, C = (part.unflatten(-1, (R, K)) for part in (B, C))
     B, C = (
