@@ -17,6 +17,7 @@ from basecap.ops import (
     top1_chunk_weights,
     top1_element,
 )
+from basecap.ops.top1_chunk import grid as grids
 from basecap.ops.top1_chunk.grid import chunk_grid
 from basecap.ops.top1_element import top1_element_choice, top1_element_step, top1_element_weights
 from basecap.testing.tolerance import relative_error
@@ -218,3 +219,21 @@ def test_large_scores_in_half_precision(dtype: torch.dtype, size: float):
     heads = [x.transpose(1, 2).double() for x in (q, k, v)]
     exact = torch.nn.functional.scaled_dot_product_attention(*heads, is_causal=True).transpose(1, 2)
     assert relative_error(found, exact) < 2 * torch.finfo(dtype).eps
+
+
+def test_a_grid_in_a_cuda_graph_outlives_those_of_other_lengths(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(grids, "_GRIDS", {})
+    monkeypatch.setattr(grids, "_IN_GRAPHS", {})
+    capturing = False
+    monkeypatch.setattr(grids, "_captures", lambda device: capturing)
+    x, other = torch.empty(2, 40, 1, 8), torch.empty(2, 41, 1, 8)
+    before = chunk_grid(x, 16, None, None)
+    capturing = True
+    assert chunk_grid(x, 16, None, None) is before
+    # What a graph would compute exists only when that is replayed.
+    assert chunk_grid(other, 16, None, None) is not chunk_grid(other, 16, None, None)
+    capturing = False
+    for length in range(1, 40):
+        chunk_grid(torch.empty(1, length, 1, 8), 16, None, None)
+    assert len(grids._GRIDS) == grids.MOST_GRIDS
+    assert chunk_grid(x, 16, None, None) is before

@@ -1,18 +1,36 @@
 """Chunk boundaries: sequences of any lengths, packed in one row of tokens, each cut into chunks from its start."""
 
-from functools import lru_cache
-
 import torch
 from torch import Tensor
 
 from basecap.errors import ConfigError, nearest
 from basecap.ops._shapes import check_scale, is_whole
 
+#: Grids of batches of one length by their arguments, the oldest first; and those that a CUDA graph reads, for ever.
+_GRIDS: dict[tuple[int, int, int, torch.device], tuple[Tensor, Tensor]] = {}
+_IN_GRAPHS: dict[tuple[int, int, int, torch.device], tuple[Tensor, Tensor]] = {}
+#: Grids that are kept beside those.
+MOST_GRIDS = 32
 
-@lru_cache(maxsize=32)
+
 def _uniform(batch: int, length: int, chunk: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    with torch.inference_mode(False):  # a cached grid may be used in a training step next
-        return _uniform_grid(batch, length, chunk, device)
+    """Return `_uniform_grid`, from an earlier call where there was one."""
+    key = (batch, length, chunk, device)
+    grid = _GRIDS.get(key) or _IN_GRAPHS.get(key)
+    if _captures(device):
+        if grid is None:
+            return _uniform_grid(*key)  # only the graph computes it, so that nothing else may use it
+        _IN_GRAPHS[key] = grid
+    elif grid is None:
+        with torch.inference_mode(False):  # a cached grid may be used in a training step next
+            grid = _GRIDS[key] = _uniform_grid(*key)
+        if len(_GRIDS) > MOST_GRIDS:
+            _GRIDS.pop(next(iter(_GRIDS)), None)
+    return grid
+
+
+def _captures(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 def _uniform_grid(batch: int, length: int, chunk: int, device: torch.device) -> tuple[Tensor, Tensor]:
