@@ -212,6 +212,7 @@ def test_a_run_whose_rate_another_command_has_chosen_is_not_trained_again(study_
     [
         ({"adress": "auto"}, 1, "--ray has no option 'adress': did you mean 'address'?"),
         ({"prepare": "2", "records": "returned"}, 1, "prepare is for a cache that all nodes see; leave it out with"),
+        ({"prepare": "2.5"}, 1, r"--ray prepare=2\.5: give a whole number of at least 1\."),
         ({"cpus": "none"}, 1, r"--ray cpus=none: give a number of at least 0\.01\."),
         ({"address": "ray://there:1"}, 1, "give HOST:PORT of the head node, or auto"),
         ({"records": "back"}, 1, "give shared or returned"),

@@ -72,8 +72,8 @@ class RayOptions:
             "address": _address,
             "cpus": lambda text: _number(text, 0.01),
             "gpus": lambda text: _number(text, 0.0),
-            "retries": lambda text: int(_number(text, 0.0)),
-            "prepare": lambda text: int(_number(text, 1.0)),
+            "retries": lambda text: _whole_number(text, 0),
+            "prepare": lambda text: _whole_number(text, 1),
             "records": _records,
         }
         if on.per_device == "auto":
@@ -99,6 +99,12 @@ def _number(text: str, least: float) -> float:
     if not least <= value < float("inf"):
         raise ValueError(f"give a number of at least {least:g}")
     return value
+
+
+def _whole_number(text: str, least: int) -> int:
+    if not (text.isascii() and text.isdecimal()) or int(text) < least:
+        raise ValueError(f"give a whole number of at least {least}")
+    return int(text)
 
 
 def _address(text: str) -> str:

@@ -53,9 +53,9 @@ class _Place:
 
 
 def _refuse(on: Resources) -> None:
-    """Raise ConfigError where this machine has no Slurm, or an option of sbatch does not fit."""
-    slurm.refuse_missing()
+    """Raise ConfigError where an option of sbatch does not fit, or this machine has no Slurm."""
     slurm.check_settings(on.settings)
+    slurm.refuse_missing()
 
 
 def _settings(execution: Execution) -> dict[str, str]:
