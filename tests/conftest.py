@@ -82,6 +82,14 @@ def quick_interpreter() -> None:
 
 
 @pytest.fixture
+def quick_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let workers be forks of a process that has imported everything, which takes each of them seconds."""
+    from tests.forks import FORKS
+
+    monkeypatch.setattr("basecap.system.processes.START_METHOD", FORKS.get_start_method())
+
+
+@pytest.fixture
 def study(tmp_path: Path) -> dict:
     """Return the content of a study of a few seconds."""
     return small_study(tmp_path / "text")

@@ -7,6 +7,8 @@ from basecap.errors import DataError
 from basecap.plugins import load_plugin
 from tests.data.plugin_source import load_anew
 
+pytestmark = pytest.mark.usefixtures("quick_workers")
+
 
 def test_a_plugin_source_is_read_by_other_processes_and_a_killed_one_is_replaced_once(tmp_path):
     plugin = tmp_path / "lines.py"

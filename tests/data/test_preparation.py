@@ -18,6 +18,8 @@ from basecap.data.sources import split_of
 from basecap.errors import ConfigError, DataError
 from tests.data.conftest import slimpajama_records, words, write_lines
 
+pytestmark = pytest.mark.usefixtures("quick_workers")
+
 
 def content(prepared: PreparedData) -> dict:
     """Return all tokens by domain and split, and some batches."""

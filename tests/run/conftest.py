@@ -1,15 +1,9 @@
-"""Processes that start at once: workers, and those of the leak test."""
+"""The leak test asks processes that start at once."""
 
 import pytest
 
 from basecap.testing.fresh_process import FreshProcess
-from tests.forks import FORKS, Answering
-
-
-@pytest.fixture
-def quick_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let workers be forks of a process that has imported everything, which takes each of them four seconds."""
-    monkeypatch.setattr("basecap.system.processes.START_METHOD", FORKS.get_start_method())
+from tests.forks import Answering
 
 
 @pytest.fixture(autouse=True)
