@@ -67,4 +67,4 @@ def related_words(relation: float | None) -> str:
         return "gives no weight to compare"
     if relation >= HIGH:
         return "weighs positions by their content"
-    return f"weighs positions {'hardly' if relation < LOW else 'partly'} by their content"
+    return f"{'hardly' if relation < LOW else 'partly'} weighs positions by their content"

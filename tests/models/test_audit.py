@@ -52,7 +52,7 @@ def test_a_window_is_blind_beyond_it():
 def test_fixed_keys_have_no_relation():
     found = only("transformer++ random k")
     assert found.visibility == 1 and found.relation == 0
-    assert "hardly by their content" in found.sentence
+    assert "hardly weighs positions by their content" in found.sentence
 
 
 def test_linear_attention_without_decay_cannot_select():

@@ -48,7 +48,7 @@ def test_a_verdict_is_explained_by_the_best_layers():
         "linear": "degrades, and can only partly select: 0.45 of 1",
         "hybrid": "degrades, but can select: 0.98 of 1",
         "window": "keeps the capability, but sees 24% of the past and can only partly select: 0.45 of 1",
-        "idle": "is behind, and weighs positions partly by their content (0.50) and hardly selects, though its form "
+        "idle": "is behind, and partly weighs positions by their content (0.50) and hardly selects, though its form "
         "can: 0.10 and 0.98 of 1",
     }
     assert found["base"].copying == given.maturity.copying and found["idle"].gap is None
