@@ -2,20 +2,14 @@
 
 from basecap.mixers import ARCHITECTURES, Architecture
 
-
-def _built_in() -> dict[str, Architecture]:
-    """Return basecap's own architectures: other tests register more, of which processes of their own know nothing."""
-    return {
-        name: architecture
-        for name, architecture in ARCHITECTURES.items()
-        if all(layer.mixer.__module__.startswith("basecap.") for layer in architecture.layers)
-    }
+#: basecap's own architectures: `tests/conftest.py` imports this module before a test can register more.
+OWN: dict[str, Architecture] = dict(ARCHITECTURES.items())
 
 
 def distinct_names() -> list[str]:
     """Return the names of all architectures but those that differ from an earlier one in a size alone."""
     found: dict[object, str] = {}
-    for name, architecture in _built_in().items():
+    for name, architecture in OWN.items():
         found.setdefault(_without_sizes(architecture), name)
     return sorted(found.values())
 
@@ -34,7 +28,7 @@ def _without_sizes(architecture: Architecture) -> object:
 def one_of_each_kind() -> list[str]:
     """Return a name for each backbone with each set of mixers."""
     found: dict[object, str] = {}
-    for name, architecture in _built_in().items():
+    for name, architecture in OWN.items():
         mixers = {layer.mixer.__name__ for layer in architecture.layers}
         found.setdefault((architecture.backbone, *sorted(mixers)), name)
     return list(found.values())

@@ -27,6 +27,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell starts comma
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+import tests._architectures  # noqa: E402, F401  before a test registers an architecture
+
 gc.disable()  # while tests are collected, see below
 
 

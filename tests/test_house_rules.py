@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests._architectures import OWN
+
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "basecap"
 
@@ -194,9 +196,7 @@ def test_modules_import_each_other_in_no_circle():
 
 
 def test_general_rooms_name_no_architecture():
-    from basecap.mixers import ARCHITECTURES
-
-    names = set(ARCHITECTURES.names()) - {"transformer++"}  # the default reference of every comparison
+    names = OWN.keys() - {"transformer++"}  # the default reference of every comparison
     wrong = []
     for path, tree in trees(PACKAGE).items():
         if room(path) not in {name.removesuffix(".py") for name in NAMELESS} or "backbones" in path.parts:
