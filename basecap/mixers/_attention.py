@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from basecap.errors import ConfigError
 from basecap.mixers._canon import Canon
 from basecap.mixers._contract import Cache, Mixer, MixerConfig, choose_heads, divide
-from basecap.mixers._parts import positions_of, rms_norm, rotary
+from basecap.mixers._parts import positions_of, refuse_odd_heads, rms_norm, rotary
 from basecap.mixers._recipes import LayerSpec, ParameterRecipe, Scheme, constant, default_recipe, matrices
 
 #: What is done to queries and keys: nothing, a norm per head, or one with a learned gain.
@@ -43,8 +43,8 @@ class AttentionHeads(nn.Module):
         divide(self.heads, self.groups, "heads by kv_heads")
         self.rope_base, self.norm = rope_base, norm
         self.rotary_dims = self.dim if rotary_fraction == 1.0 else 2 * round(self.dim * rotary_fraction / 2)
-        if rope_base is not None and self.rotary_dims % 2:
-            raise ConfigError(f"RoPE needs an even head size, not {self.dim}; choose other heads than {self.heads}.")
+        if rope_base is not None:
+            refuse_odd_heads(self.rotary_dims, self.heads)
         if rope_base is not None and self.rotary_dims < 2:
             raise ConfigError(
                 f"rotary_fraction {rotary_fraction} of {self.dim} channels per head leaves RoPE none to rotate; "

@@ -46,6 +46,12 @@ def _(positions: Tensor, half: int, base: float, dtype: torch.dtype) -> tuple[Te
     return positions.new_empty(shape, dtype=dtype), positions.new_empty(shape, dtype=dtype)
 
 
+def refuse_odd_heads(dim: int, heads: int) -> None:
+    """Raise ConfigError for heads of a size that RoPE cannot rotate in pairs."""
+    if dim % 2:
+        raise ConfigError(f"RoPE needs an even head size, not {dim}; choose other heads than {heads}.")
+
+
 def rotary(x_BTHK: Tensor, positions: Tensor, base: float, dims: int | None = None) -> Tensor:
     """Rotate the first `dims` channels of each head by position (RoPE, arXiv 2104.09864, eq. 34; halves, not pairs).
 

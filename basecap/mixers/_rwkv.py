@@ -87,8 +87,8 @@ class LowRank(nn.Module):
     def recipe(self, up: Initialiser, base: Initialiser | None = None, lr: float = 1.0) -> dict[str, ParameterRecipe]:
         """Starts at `base` (with learning-rate factor `lr`), because `down` is zero. No weight decay."""
         recipes = {
-            "down": ParameterRecipe(init=constant(0.0), decay=False),
-            "up": ParameterRecipe(init=up, decay=False),
+            "down": ParameterRecipe(init=constant(0.0), decay=False, matrix=True),
+            "up": ParameterRecipe(init=up, decay=False, matrix=True),
         }
         if base is not None:
             recipes["base"] = ParameterRecipe(init=base, lr=lr, decay=False)

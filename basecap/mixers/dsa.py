@@ -9,6 +9,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from basecap.errors import ConfigError
 from basecap.mixers._attention import HeadedMixer, HeadsConfig, refuse_more
 from basecap.mixers._contract import Cache, Variant, mixer
 from basecap.mixers._parts import positions_of, remember, rotary
@@ -104,7 +105,7 @@ class DSA(HeadedMixer):
     """
 
     takes_lengths = True
-    tiny: ClassVar = {"heads": 2, "top": 12, "index_heads": 3, "index_dim": 8}
+    tiny: ClassVar = {"heads": 2, "top": 12}
 
     class Config(HeadsConfig):
         """Options of DeepSeek Sparse Attention."""
@@ -121,8 +122,13 @@ class DSA(HeadedMixer):
 
     def __init__(self, config: Config, layer: LayerSpec):
         refuse_more(config, "top", layer.max_length, "tokens", layer.max_length)
-        super().__init__(config, layer, norm="none")
         indexed, D = config.selector == "indexer", layer.hidden
+        unused = [name for name in config.model_fields_set if name.startswith("index_") or name == "target"]
+        if unused and not indexed:
+            raise ConfigError(
+                f"{min(unused)} is an option of the indexer, and with selector: mass there is none; leave it out."
+            )
+        super().__init__(config, layer, norm="none")
         self.index_q = nn.Linear(D, config.index_heads * config.index_dim, bias=False) if indexed else None
         self.index_k = nn.Linear(D, config.index_dim, bias=False) if indexed else None
         self.index_norm = nn.LayerNorm(config.index_dim, eps=1e-6) if indexed else None

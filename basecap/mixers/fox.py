@@ -8,7 +8,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from basecap.mixers._contract import Cache, Mixer, MixerConfig, Variant, choose_heads, divide, mixer
-from basecap.mixers._parts import positions_of, remember, rms_norm, rotary, token_shift
+from basecap.mixers._parts import positions_of, refuse_odd_heads, remember, rms_norm, rotary, token_shift
 from basecap.mixers._recipes import LayerSpec, ParameterRecipe, constant, default_recipe
 from basecap.ops import Influence
 from basecap.ops.forgetting_attention import forgetting_attention, forgetting_attention_step, influence
@@ -60,7 +60,7 @@ class Fox(Mixer):
         self.heads = choose_heads(layer.hidden, config.heads)
         self.dim = divide(layer.hidden, self.heads, "hidden size by heads")
         if config.position == "rope":
-            divide(self.dim, 2, "the head size by the pairs that RoPE rotates")
+            refuse_odd_heads(self.dim, self.heads)
         self.qkv = nn.Linear(layer.hidden, 3 * layer.hidden, bias=False)
         self.forget = nn.Linear(layer.hidden, self.heads)
         self.shift = nn.Linear(layer.hidden, 2 * self.heads, bias=False) if config.shift else None

@@ -41,8 +41,9 @@ class GatedLinearAttention(LinearMemory):
     def __init__(self, config: Config, layer: LayerSpec):
         super().__init__(config, layer)
         self.heads = config.heads
-        self.value_dim = divide(layer.hidden, self.heads, "hidden size by heads")
-        self.key_dim = divide(layer.hidden, 2 * self.heads, "hidden size by twice the heads")
+        half = divide(layer.hidden, 2, "hidden size in two, for keys")
+        self.key_dim = divide(half, self.heads, "half the hidden size by heads")
+        self.value_dim = 2 * self.key_dim
         keys = self.heads * self.key_dim
         self.qkv = nn.Linear(layer.hidden, 2 * keys + layer.hidden, bias=False)
         self.decay_down = nn.Linear(layer.hidden, config.rank, bias=False)

@@ -25,8 +25,9 @@ EPS = 1e-5
     summary="linear memory with keys of one minus the forget gates, which have lower bounds that rise with depth",
     source=f"{REPOSITORY}: fla/layers/hgrn2.py, fla/models/hgrn2/modeling_hgrn2.py",
     differences=(
-        "Each layer learns a lower bound of its own, which starts at index / depth; the official model takes those of "
-        "all layers from one softmax over the layers, so that they can only rise.",
+        "Each layer learns a lower bound of its own, which starts at index / depth as the official one does. In the "
+        "official model the bounds of all layers are running sums of one softmax over the layers, so that they can "
+        "only rise; a mixer here has parameters of its own layer only, by which its influence is computed.",
     ),
 )
 class HGRN2(LinearMemory):

@@ -117,6 +117,11 @@ class Mamba3(Mixer):
                 f"rotation {config.rotation} of {config.state} states leaves no pair to rotate; choose a larger one."
             )
         state, H, R = config.state, self.heads, config.rank
+        if R > min(state, self.head_dim):
+            raise ConfigError(
+                f"rank is {R}, more than a state of {state} x {self.head_dim} per head can hold "
+                f"({min(state, self.head_dim)}); choose a smaller one."
+            )
         self.in_proj = PartedLinear(
             layer.hidden,
             [self.inner, self.inner, R * state, R * state, H, H, H if config.trapezoid else 0, self.angles],

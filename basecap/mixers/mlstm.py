@@ -151,8 +151,8 @@ class MLSTM(Mixer):
     def __init__(self, config: Config, layer: LayerSpec):
         super().__init__(config, layer)
         self.heads, D = config.heads, layer.hidden
-        self.value_dim = divide(D, self.heads, "hidden size by heads")
-        self.key_dim = divide(D, 2 * self.heads, "hidden size by twice the heads")
+        self.key_dim = divide(divide(D, 2, "hidden size in two, for keys"), self.heads, "half the hidden size by heads")
+        self.value_dim = 2 * self.key_dim
         self.qkv = nn.Linear(D, 2 * D, bias=False)
         self.gates = nn.Linear(D, 2 * self.heads, bias=False)
         self.input_bias = nn.Parameter(torch.empty(self.heads))

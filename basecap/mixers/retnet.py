@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from basecap.mixers._contract import MixerConfig, divide, mixer
 from basecap.mixers._delta import REPOSITORY
 from basecap.mixers._linear_memory import Inputs, LinearMemory
-from basecap.mixers._parts import positions_of, rms_norm, rotary
+from basecap.mixers._parts import positions_of, refuse_odd_heads, rms_norm, rotary
 from basecap.mixers._recipes import LayerSpec, ParameterRecipe, constant, default_recipe, normal, residual_std
 
 #: Epsilon of the norm of each head's output, and base of the rotary frequencies.
@@ -41,6 +41,7 @@ class Retention(LinearMemory):
         super().__init__(config, layer)
         self.heads = config.heads
         self.key_dim = divide(layer.hidden, self.heads, "hidden size by heads")
+        refuse_odd_heads(self.key_dim, self.heads)
         self.value_dim = 2 * self.key_dim
         self.qkv = nn.Linear(layer.hidden, 4 * layer.hidden, bias=False)
         self.gate = nn.Linear(layer.hidden, 2 * layer.hidden, bias=False)

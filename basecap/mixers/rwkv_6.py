@@ -64,7 +64,7 @@ class RWKV6(GatedTimeMix):
         return {
             "share_x": mixing_share(D, fall),
             "share_w": mixing_share(D, fall),
-            "mix_down": ParameterRecipe(init=constant(0.0), decay=False),
+            "mix_down": ParameterRecipe(init=constant(0.0), decay=False, matrix=True),
             "mix_up": ParameterRecipe(init=small, decay=False),
             **prefixed("decay", self.decay.recipe(small, decay_speed((D,), rise), lr=2.0)),
             **self.gated_recipe(rise, fall),

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from basecap.errors import ConfigError
 from basecap.mixers._contract import Cache, Mixer, MixerConfig, Variant, choose_heads, divide, mixer
-from basecap.mixers._parts import positions_of, remember, rotary
+from basecap.mixers._parts import positions_of, refuse_odd_heads, remember, rotary
 from basecap.mixers._recipes import LayerSpec, ParameterRecipe, default_recipe, normal, residual_std
 from basecap.ops import Influence
 from basecap.ops.attention import attention, attention_step, influence
@@ -54,8 +54,8 @@ class Synthesizer(Mixer):
         super().__init__(config, layer)
         self.heads = choose_heads(layer.hidden, config.heads)
         self.dim = divide(layer.hidden, self.heads, "hidden size by heads")
-        if config.position == "rope" and self.dim % 2:
-            raise ConfigError(f"RoPE needs an even head size, not {self.dim}; choose other heads than {self.heads}.")
+        if config.position == "rope":
+            refuse_odd_heads(self.dim, self.heads)
         constants = (layer.max_length, layer.hidden)
         self.keys = nn.Parameter(torch.empty(constants))
         self.queries = nn.Parameter(torch.empty(constants)) if config.constant == "qk" else None

@@ -23,8 +23,9 @@ H, G, TOP, HEADS, SIZE = 3, 1, 5, 2, 8
 
 
 def build(name: str = "dsa", hidden: int = 12, **options) -> DSA:
-    given = {"heads": H, "kv_heads": G, "top": TOP, "index_heads": HEADS, "index_dim": SIZE, **options}
-    return built(name, hidden, 0.5, **given)
+    indexed = name == "dsa" and options.get("selector") != "mass"
+    index = {"index_heads": HEADS, "index_dim": SIZE} if indexed else {}
+    return built(name, hidden, 0.5, **{"heads": H, "kv_heads": G, "top": TOP, **index, **options})
 
 
 class WithLoss(nn.Module):
@@ -210,3 +211,6 @@ def test_bad_options_are_named():
         build(index_dim=6)
     with pytest.raises(ConfigError, match="option 'index_weight' of mixer DSA cannot be 0"):
         build(index_weight=0.0)
+    for name, value in {"index_heads": 3, "index_dim": 8, "index_weight": 0.5, "target": "chosen"}.items():
+        with pytest.raises(ConfigError, match=f"^{name} is an option of the indexer, and with selector: mass there is"):
+            built("dsa by mass", 12, 0.5, **{name: value})

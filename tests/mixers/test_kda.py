@@ -121,8 +121,12 @@ def test_equal_decays_are_those_of_gated_deltanet_and_none_those_of_deltanet(log
     q, k, v, beta = memory.memory.inputs(x)
     per_head = None if log_decay is None else torch.full_like(beta, log_decay)
     expected, _ = delta_rule(q, k, v, beta, per_head)
-    found = memory.memory(x, torch.full_like(k, log_decay or 0.0))
-    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+    equal = torch.full_like(k, log_decay or 0.0)
+    torch.testing.assert_close(memory.memory(x, equal), expected, rtol=1e-10, atol=1e-10)
+    # Gated DeltaNet-2 with equal strengths of erasing and writing as well.
+    strength = beta[..., None]
+    reduced, _ = decoupled_delta_rule(q, k, strength * v, strength.expand_as(k), equal)
+    torch.testing.assert_close(reduced, expected, rtol=1e-10, atol=1e-10)
 
 
 def test_negative_doubles_the_writing_strengths():

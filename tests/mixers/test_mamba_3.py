@@ -66,23 +66,26 @@ def test_equals_the_recurrence(options: dict):
     torch.testing.assert_close(mixer(u), by_token(mixer, u), rtol=1e-10, atol=1e-10)
 
 
-def test_without_its_additions_it_is_mamba_2():
-    mixer, u = build(rotation=0.0, trapezoid=False), inputs()
-    plain = Mamba2(Mamba2.Config(heads=2, state=8, conv=False, norm=False), LayerSpec(hidden=12)).double()
-    _, flow, _ = mixer._flow(u)
-    # Mamba-2 has B and C of its own, the same for every head, and constant rates.
-    q, k = (draw(2, 30, 1, 8, seed=seed) for seed in (3, 4))
+def test_without_its_additions_it_is_mamba_2(monkeypatch):
+    """No rotation, lambda of 1, no norms and biases of B and C, constant rates: Mamba-2, without what it convolves."""
+    monkeypatch.setattr("basecap.mixers.mamba_3.rms_norm", lambda x, eps: x)
+    mixer, u = build(rotation=0.0, trapezoid=False), inputs().requires_grad_()
+    plain = moved(Mamba2(Mamba2.Config(heads=2, state=8, conv=False, norm=False), LayerSpec(hidden=12)), 0.3)
+    monkeypatch.setattr(plain, "_convolve", lambda mixed, segments=None: mixed.split(plain.widths, dim=-1))
     with torch.no_grad():
-        plain.D.zero_()
-        plain.A_log.fill_(0.5)
-        plain.dt_bias.zero_()
-    raw = draw(2, 30, 2, seed=5)
-    dt = F.softplus(raw)
-    expected, _ = plain._scan((flow.x.flatten(2), k.flatten(2), q.flatten(2)), raw, None, None)
-    q, k = (part[:, :, None].expand(-1, -1, 1, 2, -1) for part in (q, k))
-    given = {"q": q, "k": k, "log_decay": -math.exp(0.5) * dt, "now": dt}
-    found = mixer._scan(type(flow)(x=flow.x, later=0 * dt, **given), None, None)
-    torch.testing.assert_close(found.flatten(2), expected, rtol=1e-10, atol=1e-10)
+        for name in ("B_gain", "C_gain"):
+            getattr(mixer, name).fill_(1.0)
+        for name in ("B_bias", "C_bias"):
+            getattr(mixer, name).zero_()
+        *_, rate, _, _ = mixer.in_proj.weight.split(mixer.in_proj.sizes)
+        rate.zero_()
+        plain.in_proj.weight.copy_(mixer.in_proj.weight[: -len(rate)])
+        plain.A_log.fill_(math.log(math.log(2.0)))  # softplus of 0
+        for name in ("dt_bias", "D", "out_proj.weight"):
+            plain.get_parameter(name).copy_(mixer.get_parameter(name))
+    found, expected = ((y := own(u), *torch.autograd.grad(y.square().sum(), u)) for own in (mixer, plain))
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(mixer.influence(u).whole(), plain.influence(u).whole(), rtol=1e-10, atol=1e-10)
 
 
 def test_a_rank_that_neither_enters_nor_leaves_is_none():
@@ -109,7 +112,9 @@ def test_phases_of_a_long_text_keep_their_digits():
     assert (mixer._flow(u)[1].q - exact).abs().max() < 2e-3
 
 
-def test_a_state_too_small_to_rotate_is_refused():
+def test_sizes_that_cannot_be_are_refused():
+    with pytest.raises(ConfigError, match=r"^rank is 9, more than a state of 8 x 12 per head can hold \(8\); choose a"):
+        build(rank=9)
     with pytest.raises(ConfigError, match=r"rotation 0\.2 of 8 states leaves no pair to rotate; choose a larger one"):
         build(rotation=0.2)
 

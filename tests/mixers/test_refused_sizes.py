@@ -65,6 +65,22 @@ def test_heads_that_rope_cannot_turn(choice: LayerChoice):
             build(choice, hidden=65)
 
 
+def test_heads_of_memories_that_half_a_width_or_rope_leaves_nothing():
+    for use in ("gla", "mlstm"):
+        choice = ARCHITECTURES.get(use).layers[0]
+        build(choice, heads=32)
+        with pytest.raises(
+            ConfigError, match=r"^cannot divide half the hidden size by heads: 32 is not a multiple of 64;"
+        ):
+            build(choice, heads=64)
+        with pytest.raises(
+            ConfigError, match=r"^cannot divide hidden size in two, for keys: 63 is not a multiple of 2"
+        ):
+            build(choice, hidden=63, heads=3)
+    with pytest.raises(ConfigError, match=r"^RoPE needs an even head size, not 1; choose other heads than 64\.$"):
+        build(ARCHITECTURES.get("retnet").layers[0], heads=64)
+
+
 @pytest.mark.parametrize("use", ["rwkv-5", "rwkv-6", "rwkv-7"])
 def test_heads_that_a_norm_per_head_would_empty(use: str):
     choice = ARCHITECTURES.get(use).layers[0]

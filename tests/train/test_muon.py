@@ -35,6 +35,9 @@ def test_matrices_are_those_of_linear_layers_in_blocks():
     assert names(model()) == {"mixer.project.qkv.weight", "mixer.out.weight", *feed_forward}
     # Neither taps of convolutions, nor rates; embedding, norms and head are no part of blocks' matrices.
     assert names(model("mamba-2")) == {"mixer.in_proj.weight", "mixer.out_proj.weight"}
+    # Maps of low rank are matrices, whether they are Linear layers or parameters of a class of their own.
+    assert {"mixer.decay_down.weight", "mixer.decay_up.weight"} < names(model("kda"))
+    assert {"mixer.decay.down", "mixer.decay.up"} < names(model("rwkv-6")) & names(model("rwkv-7"))
 
 
 def test_updates_of_matrices_are_orthogonal_and_as_large_as_those_of_adamw():
