@@ -29,25 +29,28 @@ class _State:
     number: int | None = None
     since = 0.0
     deferring = False
+    once = False
 
 
-def install(deferring: bool = False) -> dict[signal.Signals, Any]:
+def install(deferring: bool = False, once: bool = False) -> dict[signal.Signals, Any]:
     """Handle these signals from now on, except those that are ignored (`nohup`); return the previous handlers.
 
     Args:
         deferring: whether signals only set `requested`, outside `immediate`.
+        once: whether all later signals are the first request again, as those of a scheduler, which can end the
+            process by other means.
     """
     if threading.current_thread() is not threading.main_thread():
         return {}
-    _State.number, _State.deferring = None, deferring
+    _State.number, _State.deferring, _State.once = None, deferring, once
     handled = [number for number in SIGNALS if signal.getsignal(number) not in (signal.SIG_IGN, None)]
     return {number: signal.signal(number, _handle) for number in handled}
 
 
 @contextlib.contextmanager
-def listening() -> Iterator[None]:
+def listening(once: bool = False) -> Iterator[None]:
     """Handle these signals within the context, and forget a request at its end; see `install`."""
-    before = install()
+    before = install(once=once)
     try:
         yield
     finally:
@@ -62,7 +65,7 @@ def _handle(number: int, frame: FrameType | None) -> None:
         _State.number, _State.since = number, time.monotonic()
         if not _State.deferring:
             raise Interrupted(number)
-    elif time.monotonic() - _State.since >= SECOND_SIGNAL_AFTER:
+    elif not _State.once and time.monotonic() - _State.since >= SECOND_SIGNAL_AFTER:
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
 

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 #: The programs that it consists of, and those that use it.
@@ -133,24 +134,29 @@ class Cluster:
             time.sleep(0.1)
         raise AssertionError(f"the nodes of Slurm are not up: {found.stdout}{found.stderr}")
 
-    def place_of(self, job: str) -> tuple[str, str]:
+    def place_of(self, task: str) -> tuple[str, str]:
         """Return the node that a task of an array runs on, and the number of its own job."""
-        node, number = self.command("squeue", "--noheader", f"--jobs={job}", "--format=%N %A").split()
+        node, number = self.command("squeue", "--noheader", f"--jobs={task}", "--format=%N %A").split()
         return node, number
 
-    def tell(self, option: str, job: str) -> None:
-        """Signal the script of a job once: `scancel` would do so again while other tasks of its array wait."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            subprocess.run(["scancel", option, "--batch", job], env=self.environment, capture_output=True, timeout=3)
+    @contextlib.contextmanager
+    def telling(self, number: str) -> Iterator[None]:
+        """Send SIGTERM to the script of a job, again and again while other tasks of its array wait."""
+        with subprocess.Popen(["scancel", "--signal=TERM", "--batch", number], env=self.environment) as scancel:
+            try:
+                yield
+            finally:
+                scancel.kill()
 
-    def release(self, *jobs: str) -> bool:
-        """Let jobs that went back into the queue begin at once; return whether all are there."""
-        states = [self.command("squeue", "--noheader", f"--jobs={job}", "--format=%T").strip() for job in jobs]
-        if states != ["PENDING"] * len(jobs):
-            return False
-        for job in jobs:
-            self.command("scontrol", "update", f"jobid={job}", "starttime=now")
-        return True
+    def are_waiting(self, *tasks: str) -> bool:
+        """Return whether these tasks have gone back into the queue."""
+        states = [self.command("squeue", "--noheader", f"--jobs={task}", "--format=%T").strip() for task in tasks]
+        return states == ["PENDING"] * len(tasks)
+
+    def begin(self, *tasks: str) -> None:
+        """Let tasks begin now, which went back into the queue and would wait for minutes."""
+        for task in tasks:
+            self.command("scontrol", "update", f"jobid={task}", "starttime=now")
 
     def empty(self) -> None:
         """Cancel all jobs, and wait until they have ended."""

@@ -89,12 +89,13 @@ def test_a_study_outlives_its_command_and_a_node(study_file, tmp_path, queue):
     first.kill()
     first.join()
     queue.lose_node("n2")
-    queue.tell("--signal=TERM", number)
-    queue.signal_tasks("n1", signal.SIGCONT)
-    second = start(command, *words, output=tmp_path / "second", **names)
-    wait_for(lambda: queue.release(stopped.id, lost.id) or not second.is_alive())
-    second.join(200)
+    with queue.telling(number):
+        queue.signal_tasks("n1", signal.SIGCONT)
+        second = start(command, *words, output=tmp_path / "second", **names)
+        wait_for(lambda: queue.are_waiting(stopped.id, lost.id) or not second.is_alive())
+    queue.begin(stopped.id, lost.id)
     queue.start_node("n2")
+    second.join(250)
     said = (tmp_path / "second").read_text()
     assert second.exitcode == 0, said
     assert len({*out.glob("slurm/basecap-train-*")}) == 1, said  # the second command waits for the jobs of the first
@@ -102,6 +103,15 @@ def test_a_study_outlives_its_command_and_a_node(study_file, tmp_path, queue):
     logs = "".join(path.read_text() for path in out.glob("slurm/*/*.log"))
     assert "the job was put back into the queue" in logs and "resumed at step" in logs
     assert not records.busy and len(records.runs()) == 4
+
+
+def test_any_task_goes_back_into_the_queue_without_the_others(queue):
+    """The number of the last one's job is that of the array."""
+    number = slurm.submit("#!/bin/bash\nsleep 100\n", "basecap-train-2", 2, {})
+    wait_for(lambda: len(training()) == 2)
+    assert slurm.requeue(f"{number}_1")
+    wait_for(lambda: sorted(task.state for task in slurm.queue()) == ["PENDING", "RUNNING"])
+    assert [task.index for task in training()] == [0] and not slurm.requeue(f"{number}_1")
 
 
 def test_a_cancelled_job_fails_its_run_and_the_command_goes_on(study_file, tmp_path, queue):

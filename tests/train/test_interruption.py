@@ -135,6 +135,14 @@ def test_the_same_request_may_come_twice_and_one_that_came_before_ends_an_evalua
     assert not ended
 
 
+def test_a_scheduler_may_ask_again_and_again(monkeypatch):
+    monkeypatch.setattr(interruption, "SECOND_SIGNAL_AFTER", 0.0)
+    with listening(once=True), pytest.raises(Interrupted) as stopped, deferred():
+        for _ in range(3):
+            os.kill(os.getpid(), signal.SIGTERM)
+    assert stopped.value.number == signal.SIGTERM
+
+
 def test_a_signal_that_is_ignored_stays_ignored():
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:

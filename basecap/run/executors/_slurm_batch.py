@@ -80,7 +80,8 @@ class SlurmBatch:
                 *checks,
                 f"exec >>{here}/$SLURM_ARRAY_TASK_ID.log 2>&1",
                 f"cd {shlex.quote(str(Path.cwd()))}",
-                f'exec {module} {here} "$SLURM_ARRAY_TASK_ID" "$SLURM_JOB_ID"',
+                # The number of the job would not do: the last task of an array has that of the whole array.
+                f'exec {module} {here} "$SLURM_ARRAY_TASK_ID" "${{SLURM_ARRAY_JOB_ID}}_$SLURM_ARRAY_TASK_ID"',
                 "",
             )
         )

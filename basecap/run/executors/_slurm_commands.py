@@ -157,7 +157,10 @@ def describe_end(id: str) -> tuple[str, int | None]:
 
 
 def requeue(id: str) -> bool:
-    """Put a running task back into the queue, unless it is being cancelled; return whether that was done."""
+    """Put a running task, such as 7_3, back into the queue; return whether that was done.
+
+    It is not where the task is being cancelled. The number of an array alone would mean all of its tasks.
+    """
     found = _run(["squeue", "--noheader", f"--jobs={id}", "--format=%T"])
     return found.stdout.strip() == "RUNNING" and _run(["scontrol", "requeue", id]).returncode == 0
 

@@ -42,7 +42,7 @@ def work(batch: SlurmBatch, index: int) -> dict[str, Any]:
         load_plugin(path, digest)
     if kind == "prepare":
         return _prepare(items)
-    with listening(), records.entered():
+    with records.entered():
         device = environment.choose_device(on.device)
         steps = content["profile"]
         profile = None if steps is None else (int(steps[0]), int(steps[1]))
@@ -61,8 +61,7 @@ def work(batch: SlurmBatch, index: int) -> dict[str, Any]:
 def _prepare(items: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Prepare a text together with the other tasks, which are given the same."""
     (item,) = items
-    with listening():
-        prepare(DataConfig(**item["data"]), Path(item["cache"]))
+    prepare(DataConfig(**item["data"]), Path(item["cache"]))
     return {"items": {item["key"]: "prepared"}}
 
 
@@ -121,21 +120,28 @@ def _answer(
     return {"items": found}
 
 
-def main(path: str, index: str, job: str) -> int:
-    """Do a task and write its answer; after a signal, which comes before the time limit, put it back into the queue."""
+def main(path: str, index: str, task: str) -> int:
+    """Do a task and write its answer; after a signal, which comes before the time limit, put it back into the queue.
+
+    Args:
+        path: the directory of the batch.
+        index: which of its tasks.
+        task: that task to Slurm, such as 7_3.
+    """
     batch, number = SlurmBatch(Path(path)), int(index)
-    try:
-        answer = work(batch, number)
-    except Interrupted as stopped:
-        write_line(str(stopped))
-        with contextlib.suppress(OSError):
-            if slurm.requeue(job):
-                write_line("The time limit is near: the job was put back into the queue, where it resumes.")
-        return 128 + stopped.number
-    except BasecapError as error:
-        write_line(f"error: {error}")
-        batch.write_answer(number, {"error": str(error)})
-        return 2
+    with listening(once=True):
+        try:
+            answer = work(batch, number)
+        except Interrupted as stopped:
+            write_line(str(stopped))
+            with contextlib.suppress(OSError):
+                if slurm.requeue(task):
+                    write_line("The time limit is near: the job was put back into the queue, where it resumes.")
+            return 128 + stopped.number
+        except BasecapError as error:
+            write_line(f"error: {error}")
+            batch.write_answer(number, {"error": str(error)})
+            return 2
     batch.write_answer(number, answer)
     return 0
 
