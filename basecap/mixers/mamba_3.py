@@ -117,7 +117,7 @@ class Mamba3(Mixer):
                 f"rotation {config.rotation} of {config.state} states leaves no pair to rotate; choose a larger one."
             )
         state, H, R = config.state, self.heads, config.rank
-        if R > min(state, self.head_dim):
+        if min(state, self.head_dim) < R:
             raise ConfigError(
                 f"rank is {R}, more than a state of {state} x {self.head_dim} per head can hold "
                 f"({min(state, self.head_dim)}); choose a smaller one."
