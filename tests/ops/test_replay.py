@@ -1,6 +1,5 @@
 """Records of launches, with a stand-in for Triton's launcher that works on addresses of the CPU."""
 
-import ctypes
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -11,60 +10,7 @@ from torch import Tensor
 
 from basecap.ops import _replay
 from basecap.ops._replay import record, recorder, replayed
-
-
-def _address(x: Any) -> int:
-    return x if isinstance(x, int) else x.data_ptr()
-
-
-def launch(x: int, y: int, z: int, stream: int, out: Any, source: Any, n: int, number: float) -> None:
-    """Add a number to each of n float32 numbers: out = source + number."""
-    kind = ctypes.c_float * n
-    values = [value + number for value in kind.from_address(_address(source))]
-    kind.from_address(_address(out))[:] = values
-
-
-class Utilities:
-    """Makes descriptors: here the address itself, as an object."""
-
-    def __init__(self) -> None:
-        self.fill_tma_descriptor = lambda address, *sizes: SimpleNamespace(data_ptr=lambda: address)
-
-
-UTILITIES = Utilities()
-
-
-def through_descriptors(launcher: Callable[..., None]) -> Callable[..., None]:
-    """Return a function that makes descriptors of tensors before it launches, as Triton's does."""
-
-    def inner(*given: Any) -> None:
-        *given, source, n, number = given
-        if not isinstance(source, Tensor):
-            source = UTILITIES.fill_tma_descriptor(source.base.data_ptr(), n)
-        launcher(*given, source, n, number)
-
-    return inner
-
-
-class Launcher:
-    """Stands for a launcher of compiled kernels. Counts its calls, which a record makes none of."""
-
-    dispatched = 0
-
-    def __init__(self, described: bool = False) -> None:
-        self.launch = through_descriptors(launch) if described else launch
-
-    def __call__(self, x: int, y: int, z: int, stream: int, *given: Any) -> None:
-        Launcher.dispatched += 1
-        self.launch(x, y, z, stream, *given)
-
-
-LAUNCHERS = Launcher(), Launcher(described=True)
-
-
-def dispatch(*given: Any) -> None:
-    """Launch a kernel."""
-    LAUNCHERS[not isinstance(given[1], Tensor)](1, 1, 1, 0, *given)
+from tests.ops._launches import UTILITIES, Boxing, Elsewhere, Launcher, Nameless, dispatch
 
 
 @pytest.fixture(autouse=True)
@@ -89,6 +35,12 @@ def fourth(function: Callable[..., Any], *inputs: tuple[Any, ...]) -> Any:
 def four(*shape: int) -> list[tuple[Tensor]]:
     """Return four inputs."""
     return [(torch.randn(shape),) for _ in range(4)]
+
+
+def records_of(wrapped: Any) -> dict[Any, Any]:
+    """Return the records of a function."""
+    (records,) = [cell.cell_contents for cell in wrapped.__closure__ if isinstance(cell.cell_contents, dict)]
+    return records
 
 
 def two_launches(x: Tensor) -> Tensor:
@@ -224,7 +176,9 @@ def test_other_shapes_strides_and_numbers_have_records_of_their_own():
     assert Launcher.dispatched == 4  # the last one is of the recorded kind
 
 
-@pytest.mark.parametrize("name", ["reads a value", "same memory twice", "part of shared memory", "other dtype"])
+@pytest.mark.parametrize(
+    "name", ["reads a value", "same memory twice", "part of shared memory", "other dtype", "boxed"]
+)
 def test_calls_that_no_record_can_hold_stay_ordinary(name: str):
     def reads(x: Tensor, y: Tensor) -> Tensor:
         return two_launches(x) + x.sum().item()
@@ -237,17 +191,94 @@ def test_calls_that_no_record_can_hold_stay_ordinary(name: str):
     def bits(x: Tensor, y: Tensor) -> Tensor:
         return two_launches(x.view(torch.int32).view(torch.float32))
 
+    def boxed(x: Tensor, y: Tensor) -> Any:
+        return SimpleNamespace(held=two_launches(x))
+
     whole = torch.arange(8.0)
     x, y = whole[:4], whole[4:]
-    function = {"reads a value": reads, "part of shared memory": part, "other dtype": bits}.get(name)
+    function = {"reads a value": reads, "part of shared memory": part, "other dtype": bits, "boxed": boxed}.get(name)
     if function is None:
         function, y = (lambda x, y: two_launches(x)), x
     wrapped = replayed(function)
     expected = function(x, y)
-    for _ in range(4):
+    for added in range(4):
         Launcher.dispatched = 0
-        torch.testing.assert_close(wrapped(x, y), expected)
+        found = wrapped(x + added, y) if name == "boxed" else wrapped(x, y)
+        torch.testing.assert_close(*((found.held, expected.held + added) if name == "boxed" else (found, expected)))
     assert Launcher.dispatched or name == "other dtype"
+
+
+@pytest.mark.parametrize("kind", [Elsewhere, Nameless, Boxing])
+def test_launches_that_are_not_seen_or_hide_addresses_stay_ordinary(kind: type[Launcher], monkeypatch):
+    monkeypatch.setattr(recorder, "launcher_class", lambda: kind)
+    launcher = kind()
+
+    def add(x: Tensor) -> Tensor:
+        out = torch.empty_like(x)
+        dispatch(out, x, x.numel(), 1.0, launcher=launcher)
+        return out
+
+    inputs = four(5)
+    torch.testing.assert_close(fourth(add, *inputs), inputs[3][0] + 1)
+    assert Launcher.dispatched == 1
+
+
+def test_copies_that_an_operation_makes_where_it_must_are_part_of_a_record():
+    """Below autograd, where kernels are launched, operations such as `contiguous` are not shown in parts."""
+
+    def copying(x: Tensor) -> Tensor:
+        with torch._C._AutoDispatchBelowADInplaceOrView():
+            wide, turned = x.float(), x.T.float().contiguous().clamp_(min=0)
+            out = torch.empty_like(turned)
+            dispatch(out, turned, x.numel(), 1.0)
+            return out + wide.T.reshape(-1, 2).contiguous()
+
+    inputs = [(x.half(),) for (x,) in four(2, 3)]
+    x = inputs[3][0].float().T
+    out = fourth(copying, *inputs)
+    assert Launcher.dispatched == 0
+    torch.testing.assert_close(out, x.clamp(min=0) + 1 + x)
+
+
+def test_a_part_without_elements():
+    def nothing_before(x: Tensor) -> Tensor:
+        sums = x.new_empty(2)
+        dispatch(sums, x, 2, 1.0)
+        return torch.cat([sums[:1], sums[:0].cumsum(0), x[2:2] * 2])
+
+    inputs = four(2)
+    out = fourth(nothing_before, *inputs)
+    assert Launcher.dispatched == 0
+    torch.testing.assert_close(out, inputs[3][0][:1] + 1)
+
+
+def test_a_profiler_sees_every_launch_and_a_record_calls_none(monkeypatch: pytest.MonkeyPatch):
+    hooks, seen, wrapped = recorder.launch_hooks(), [], replayed(two_launches)
+    x = torch.ones(3)
+    for _ in range(3):
+        wrapped(x)
+    (replay,) = records_of(wrapped).values()
+    assert not any(constant is hooks[0] for constant in replay.__globals__.values())
+    hooks[0].add(seen.append)
+    try:
+        wrapped(x)
+    finally:
+        hooks[0].remove(seen.append)
+    assert seen == [{"name": "add"}] * 2
+    wrapped(x)
+    assert len(seen) == 2
+
+
+def test_numbers_that_are_equal_but_not_the_same_have_records_of_their_own():
+    def signed(x: Tensor, number: float) -> tuple[Tensor, str]:
+        return two_launches(x), repr(number)
+
+    wrapped, x = replayed(signed), torch.ones(2)
+    for number in (1, 1.0, True, 0.0, -0.0, 0, False):
+        assert {wrapped(x, number)[1] for _ in range(4)} == {repr(number)}
+    for _ in range(5):
+        wrapped(x, float("nan"))
+    assert len(records_of(wrapped)) == 8
 
 
 def test_a_call_that_fails_while_it_is_recorded_leaves_no_trace():
@@ -297,8 +328,7 @@ def test_scratch_memory_is_used_again_and_named_tensors_are_released():
     inputs = four(1000)
     for given in inputs[:2]:
         wrapped(*given)
-    (records,) = [cell.cell_contents for cell in wrapped.__closure__ if isinstance(cell.cell_contents, dict)]
-    (replay,) = records.values()
+    (replay,) = records_of(wrapped).values()
     sizes = [x.args[0] for x in replay.__globals__.values() if getattr(x, "func", None) is torch.empty]
     assert 4096 + 4000 in sizes  # two of the six at a time
     torch.testing.assert_close(wrapped(*inputs[3]), inputs[3][0] + 7)

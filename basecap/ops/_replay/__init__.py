@@ -6,8 +6,9 @@ with such arguments is recorded: allocations, launches and other operations of P
 record, with one allocation for all tensors that do not leave the function. The compiled kernels and the numbers are the
 same, so the results are the same bit by bit.
 
-A call is ordinary where something has to watch it (a mode, a transform, fake tensors), where two arguments have the
-same memory, and where the function does what no record can hold.
+A call is ordinary where something has to watch it (a mode, a transform, fake tensors, a profiler of launches), where
+two arguments have the same memory, and where the function does what no record can hold. So is every call where Triton
+launches in another way than versions 3.4 to 3.7 do on NVIDIA's GPUs.
 """
 
 import threading
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
+from basecap.ops._replay import recorder
 from basecap.ops._replay.recorder import record_call
 
 R = TypeVar("R")
@@ -74,7 +76,7 @@ def _key(given: Sequence[Any], flat: list[Tensor]) -> tuple[Any, ...] | None:
         return None
     kind = flat[0].device.type if flat else None
     # Records find arguments by their addresses.
-    if kind not in DEVICES or len({x.data_ptr() for x in flat}) < len(flat):
+    if kind not in DEVICES or len({x.data_ptr() for x in flat}) < len(flat) or recorder.observed():
         return None
     return *parts, torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind)
 
@@ -91,8 +93,10 @@ def _describe(given: Sequence[Any], flat: list[Tensor], parts: list[Any]) -> boo
             parts.append(len(x))
             if not _describe(x, flat, parts):
                 return False
-        elif x is None or isinstance(x, (bool, int, float, str)):
-            parts.append(x)
+        elif x is None or isinstance(x, (bool, int, str)):
+            parts += type(x), x  # True, 1 and 1.0 are equal
+        elif isinstance(x, float):
+            parts.append(x.hex())  # 0.0 and -0.0 are equal, and a NaN is not equal to itself
         else:
             return False
     return True

@@ -127,13 +127,17 @@ class _Writer:
         names = [f"t{slot}" for slot in step.results]
         return f"{', '.join(names)}{',' * (len(names) > 1)} = {call}" if names else call
 
+    def argument(self, x: Any) -> str:
+        """Return an expression of an argument: of lists that are the same in every call it makes no new ones."""
+        return self.constant(x) if isinstance(x, (list, tuple)) and not _varies(x) else self.expression(x)
+
     def expression(self, x: Any) -> str:
         """Return an expression of x."""
         if x is STREAM:
             return "stream"
         if isinstance(x, Call):
-            given = [self.expression(item) for item in x.given]
-            given += [f"{name}={self.expression(item)}" for name, item in x.options.items()]
+            given = [self.argument(item) for item in x.given]
+            given += [f"{name}={self.argument(item)}" for name, item in x.options.items()]
             return f"{self.constant(x.function)}({', '.join(given)})"
         if isinstance(x, Address):
             slot, offset = x.place.slot, x.place.offset
@@ -165,6 +169,13 @@ def _spans(steps: Sequence[Call], results: Any) -> dict[int, tuple[int, int]]:
         for slot in _slots(step):
             spans[slot] = (spans.get(slot, (at, at))[0], at)
     return spans
+
+
+def _varies(x: Any) -> bool:
+    """Whether an argument is another one in each call."""
+    if isinstance(x, (list, tuple)):
+        return any(_varies(item) for item in x)
+    return x is STREAM or isinstance(x, (Address, Call, Location))
 
 
 def _slots(x: Any) -> list[int]:

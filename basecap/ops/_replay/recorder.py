@@ -3,11 +3,13 @@
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from basecap.ops._replay.record import STREAM, Address, Call, Location, Memory, compile_record
 
@@ -17,6 +19,8 @@ _ALLOCATIONS = {
     _aten.new_empty_strided.default,
 }  # fmt: skip
 _ZEROS = {_aten.zeros.default, _aten.zeros_like.default, _aten.new_zeros.default}
+#: Numbers and the like, which are the same in every call of one kind.
+_CONSTANTS = (type(None), bool, int, float, str, bytes)
 _UNKNOWN = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.nondeterministic_seeded}
 
 
@@ -29,10 +33,11 @@ def record_call(function: Callable[[], Any], flat: list[Tensor]) -> tuple[Any, C
     recorder = Recorder(flat)
     with recorder.launches(), recorder:
         out = function()
-    if recorder.failed:
+    # A function that launches nothing is called as it is, and so one whose launches a newer Triton hides.
+    if recorder.failed or not recorder.launched:
         return out, False
     try:
-        results = recorder.placed(out)
+        results = recorder.results(out)
     except _Unrecordable:
         return out, False
     return out, compile_record(flat, recorder.memories, recorder.steps, results)
@@ -46,6 +51,8 @@ class Recorder(TorchDispatchMode):
         self.flat = flat
         self.memories: list[Memory] = []
         self.steps: list[Call] = []
+        #: Launches among the steps.
+        self.launched = 0
         self.failed = False
         #: Descriptors of tensors, with what makes them.
         self.descriptors: list[tuple[Any, Call]] = []
@@ -55,7 +62,7 @@ class Recorder(TorchDispatchMode):
         out = func(*args, **options)
         if func in _ALLOCATIONS or func in _ZEROS:
             self.memories.append(Memory(out, zero=func in _ZEROS))
-        elif not _is_view(func):
+        elif not (_is_view(func) and _shares(out, (*args, *options.values()))):
             try:
                 self._operation(func, args, options, out)
             except _Unrecordable:
@@ -85,9 +92,12 @@ class Recorder(TorchDispatchMode):
             if threading.get_ident() != thread:
                 ordinary(launcher, *given)
                 return
-            stream = given[3]
-            with _watched(launcher, lambda core, given: self._launch(core, given, stream)):
+            given, before = _without_hooks(given), self.launched
+            known = tree_leaves([*given, *getattr(launcher, "__dict__", {}).values()])
+            with _watched(launcher, lambda core, passed: self._launch(core, passed, given[3], known)):
                 ordinary(launcher, *given)
+            if self.launched != before + 1:  # a launcher of another make
+                self.failed = True
 
         launcher.__call__ = launch
         try:
@@ -113,17 +123,18 @@ class Recorder(TorchDispatchMode):
                 stack.callback(setattr, utilities, name, make)
             yield
 
-    def _launch(self, core: Callable[..., None], given: tuple[Any, ...], stream: int) -> None:
-        """Add a launch to the steps; the fourth argument is the stream."""
+    def _launch(self, core: Callable[..., None], given: tuple[Any, ...], stream: int, known: list[Any]) -> None:
+        """Add a launch to the steps; the fourth argument is the stream. `known` is what its launcher took and holds."""
+        self.launched += 1
         if given[3] != stream:
             self.failed = True
             return
         try:
-            self.steps.append(Call(core, (*given[:3], STREAM, *self._addresses(given[4:])), {}))
+            self.steps.append(Call(core, (*given[:3], STREAM, *self._addresses(given[4:], known)), {}))
         except _Unrecordable:
             self.failed = True
 
-    def _addresses(self, x: Any) -> Any:
+    def _addresses(self, x: Any, known: list[Any]) -> Any:
         """Return a launch's arguments with addresses instead of tensors."""
         if isinstance(x, Tensor):
             return Address(self._place(x)) if x.numel() else 0
@@ -132,8 +143,20 @@ class Recorder(TorchDispatchMode):
                 address, *options = made.given
                 return Call(made.function, (Address(self._place_of(address)), *options), {})
         if isinstance(x, (list, tuple)):
-            return type(x)(self._addresses(item) for item in x)
+            return _rebuilt(x, lambda item: self._addresses(item, known))
+        # What was made for this launch, or holds a tensor, may have an address in it that is another the next time.
+        made_now = not isinstance(x, _CONSTANTS) and not any(x is other for other in known)
+        if made_now or any(hasattr(x, name) for name in ("data_ptr", "base")):
+            raise _Unrecordable
         return x
+
+    def results(self, x: Any) -> Any:
+        """Return what a function returned with places instead of tensors."""
+        if isinstance(x, (list, tuple)):
+            return _rebuilt(x, self.results)
+        if not isinstance(x, (Tensor, *_CONSTANTS)):
+            raise _Unrecordable
+        return self.placed(x)
 
     def placed(self, x: Any) -> Any:
         """Return x with places instead of tensors, whose memory will be named."""
@@ -142,34 +165,38 @@ class Recorder(TorchDispatchMode):
             if place.slot >= len(self.flat):
                 self.memories[place.slot - len(self.flat)].named = True
             return place
-        return type(x)(self.placed(item) for item in x) if isinstance(x, (list, tuple)) else x
+        return _rebuilt(x, self.placed) if isinstance(x, (list, tuple)) else x
 
     def _place(self, x: Tensor) -> Location:
         """Return where a tensor lies."""
         if not x.numel():
             return self._empty(x)
-        memory = x.untyped_storage().data_ptr()
+        memory = _storage(x)
         found = self._place_of(x.data_ptr(), memory)
         of = self._tensor(found.slot)
         # A part of one argument may begin where another one does that shares its memory.
-        unclear = x.numel() != of.numel() and sum(y.untyped_storage().data_ptr() == memory for y in self.flat) > 1
+        unclear = x.numel() != of.numel() and sum(_storage(y) == memory for y in self.flat) > 1
         if unclear or x.dtype != of.dtype or x.device != of.device:
             raise _Unrecordable
         same = x is of or (found.offset == 0 and x.shape == of.shape and x.stride() == of.stride())
         return found if same else Location(found.slot, found.offset, (tuple(x.shape), x.stride()))
 
     def _empty(self, x: Tensor) -> Location:
-        """Return where a tensor without elements comes from, which has no address."""
-        for slot, of in enumerate([*self.flat, *(memory.tensor for memory in self.memories)]):
+        """Return where a tensor without elements comes from, which has no address: of what has its memory."""
+        given = [*self.flat, *(memory.tensor for memory in self.memories)]
+        for slot, of in enumerate(given):
             if of is x:
                 return Location(slot, 0)
+        for slot, of in enumerate(given):
+            if _storage(of) == _storage(x) and of.dtype == x.dtype and of.device == x.device:
+                return Location(slot, 0, (tuple(x.shape), x.stride()))
         raise _Unrecordable
 
     def _place_of(self, address: int, memory: int | None = None) -> Location:
         """Return where an address lies, in the storage that begins at `memory` if that is known."""
         slots = [i for i, of in enumerate(self.flat) if of.data_ptr() == address]
         if not slots and memory is not None:
-            slots = [i for i, of in enumerate(self.flat) if of.untyped_storage().data_ptr() == memory]
+            slots = [i for i, of in enumerate(self.flat) if _storage(of) == memory]
         if not slots:
             slots = [len(self.flat) + i for i, of in enumerate(self.memories) if _holds(of.tensor, address)]
         if len(slots) != 1:  # of none, or of several arguments that share their memory otherwise at the next call
@@ -183,7 +210,10 @@ class Recorder(TorchDispatchMode):
 @contextmanager
 def _watched(launcher: Any, note: Callable[[Any, tuple[Any, ...]], None]) -> Iterator[None]:
     """Call `note` with the function in C that a launcher calls, and with its arguments."""
-    launch = launcher.launch
+    launch = getattr(launcher, "launch", None)
+    if launch is None:  # a launcher of another make, whose launches are not seen
+        yield
+        return
     # Where a kernel takes descriptors, a function around that in C makes them.
     names = getattr(getattr(launch, "__code__", None), "co_freevars", ())
     cell = launch.__closure__[names.index("launcher")] if "launcher" in names else None
@@ -221,6 +251,54 @@ def driver_utilities() -> Any:
     from triton.runtime import driver
 
     return driver.active.utils
+
+
+def launch_hooks() -> tuple[Any, Any]:
+    """Return what Triton calls before and after each launch, for profilers."""
+    runtime = _knobs().runtime
+    return runtime.launch_enter_hook, runtime.launch_exit_hook
+
+
+@cache
+def _knobs() -> Any:
+    from triton import knobs
+
+    return knobs
+
+
+def observed() -> bool:
+    """Whether a profiler asked Triton to be called at each launch."""
+    return any(hook is not None and getattr(hook, "calls", True) for hook in launch_hooks())
+
+
+def _without_hooks(given: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return a launcher's arguments without the hooks and what these get: no profiler asked to be called."""
+    enter, leave = launch_hooks()
+    stand_here = len(given) > 8 and given[7] is enter and given[8] is leave
+    return (*given[:6], None, None, None, *given[9:]) if stand_here else given
+
+
+def _rebuilt(x: Any, change: Callable[[Any], Any]) -> Any:
+    """Return a list or tuple with each item changed; itself if none is."""
+    items = [change(item) for item in x]
+    if all(new is old for new, old in zip(items, x, strict=True)):
+        return x
+    if type(x) not in (list, tuple):
+        raise _Unrecordable
+    return type(x)(items)
+
+
+def _shares(out: Any, given: tuple[Any, ...]) -> bool:
+    """Whether every tensor of a result has the memory of a tensor given: `contiguous` and others copy where they must.
+
+    Of operations that consist of others, PyTorch shows a mode the parts only where autograd may see them.
+    """
+    memories = {_storage(x) for x in tree_leaves(given) if isinstance(x, Tensor)}
+    return all(_storage(x) in memories for x in tree_leaves(out) if isinstance(x, Tensor))
+
+
+def _storage(x: Tensor) -> int:
+    return x.untyped_storage().data_ptr()
 
 
 def _holds(tensor: Tensor, address: int) -> bool:
