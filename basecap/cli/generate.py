@@ -35,7 +35,9 @@ def generate(
 ) -> None:
     """Continue one or more texts with a trained model, each as if it were alone."""
     from basecap.run.continue_text import continue_text, read_prompt_file
+    from basecap.run.trained import info_of
 
+    info_of(run)  # a wrong run is refused before a missing text is
     texts = [*prompts, *(read_prompt_file(prompts_file) if prompts_file else [])]
     if not texts:
         raise ConfigError("there is no text to continue; give one after the run, or --prompts FILE.")

@@ -60,6 +60,7 @@ def execute(
     chosen = device_here(on)
     with listening(), processes(chosen) as group, contextlib.ExitStack() as held:
         checked = check(study, group.world)
+        watching.refuse_beyond(checked.runs)
         devices = devices_for(chosen, on, group.world)
         threads.refuse(on.threads, chosen)
         prepare(chosen, [run.train for run in checked.runs])
@@ -97,6 +98,8 @@ def _log_plan(runs: Sequence[RunSpec], runtime: Runtime) -> None:
     for sentence in (*little_disk(runs, runtime.records.path), *cut_patterns(runs)):
         runtime.log(sentence)
     unfinished = [run for run in runs if not runtime.run_records(run).finished]
+    if runtime.profile is not None and not unfinished:
+        runtime.log("--profile traces no step, as all runs are finished.")
     for found in runtime.evaluations:
         for sentence in moved_points(unfinished, found.config.at, f"evals: {found.declaration.name}: at"):
             runtime.log(sentence)

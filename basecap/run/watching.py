@@ -1,10 +1,11 @@
 """How the runs of a study are watched, beside their records."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from basecap.errors import ConfigError
+from basecap.plan.runs import RunSpec
 from basecap.run.trackers import chosen_trackers
 from basecap.train.profile import MOST_STEPS
 
@@ -20,6 +21,13 @@ class Watching:
 
     trackers: dict[str, str | None] = field(default_factory=dict)
     profile: tuple[int, int] | None = None
+
+    def refuse_beyond(self, runs: Iterable[RunSpec]) -> None:
+        """Raise ConfigError where the steps to trace begin after the last step of every run."""
+        most = max(run.timetable.end for run in runs)
+        if self.profile is not None and self.profile[0] > most:
+            asked = ":".join(map(str, self.profile))
+            raise ConfigError(f"--profile {asked}: the longest run has {most:,} steps; give earlier ones.")
 
 
 UNWATCHED = Watching()

@@ -305,7 +305,8 @@ class Trainer:
     def _log_warmup(self, done: int) -> None:
         steps, warmup = self.trunk.steps, self.trunk.warmup
         if not done and warmup < steps <= self.config.warmup and self.placement.processes.is_leader:
-            self._log(f"warm-up shortened to {warmup} steps, a tenth of the run; train.warmup is {self.config.warmup}.")
+            shorter = f"{warmup} step{'' if warmup == 1 else 's'}, a tenth of the run"
+            self._log(f"warm-up shortened to {shorter}; train.warmup is {self.config.warmup}.")
 
     def _restore(self, path: Path | None) -> int:
         if path is None:

@@ -16,7 +16,8 @@ MOST_STEPS, MOST_BYTES = 16, 1 << 29
 class StepProfile:
     """Traces the steps `first` to `last` of a run, both included, into `directory`/steps-FIRST-LAST.json.gz.
 
-    Times in a trace are longer than without it. A run that is interrupted between them writes what it has.
+    Times in a trace are longer than without it. A run that is interrupted between them writes what it has. One that is
+    resumed after `first` is not traced, which is logged.
     """
 
     def __init__(self, steps: tuple[int, int], directory: Path, device: torch.device, log: Callable[[str], None]):
@@ -28,13 +29,17 @@ class StepProfile:
             self._activities.append(ProfilerActivity.CUDA)
         self._log = log
         self._running: profile | None = None
+        self._began = False
 
     @contextlib.contextmanager
     def step(self, number: int) -> Iterator[None]:
         """Enter a step: the first one starts the trace, the last one writes it."""
-        if number == self.first and self._running is None:
+        if not self._began and number > self.first:
+            self._log(f"steps {self.first} to {self.last} are not traced, as the run resumes with step {number}.")
+        if not self._began and number == self.first:
             self._running = profile(activities=self._activities, acc_events=True)
             self._running.start()
+        self._began = self._began or number >= self.first
         if self._running is None:
             yield
             return

@@ -112,6 +112,7 @@ def test_run_report_generate(study_file, tmp_path, basecap, refused):
     cut = json.loads(basecap("generate", run, *options, "--stop", letter)[1])[0]
     assert cut["stopped"] and cut["text"] == found[1]["text"].split(letter)[0]
     assert "no text to continue" in refused("generate", run)
+    assert "not text in UTF-8" in refused("generate", run, "\udcff")
     prompts.write_text("[1]")
     assert "prompts.jsonl:1 is no prompt" in refused("generate", run, *options)
 
@@ -124,7 +125,7 @@ def test_run_report_generate(study_file, tmp_path, basecap, refused):
     assert "Mamba1 (decay none, conv False)" in found
     assert "did you mean 'mamba-2'?" in refused("audit", "mamba2")
     assert f"did you mean '{run}'?" in refused("audit", out / "runs" / "transformer-s0")
-    assert f"did you mean '{run}'?" in refused("generate", out / "runs" / "transformer-s0", "the")
+    assert f"did you mean '{run}'?" in refused("generate", out / "runs" / "transformer-s0")  # before a text is asked
     assert "--seed" in basecap("generate", run, "the", "--seed", "9" * 23)[2]
     kept = (out / "study.yaml").read_text()
     (out / "study.yaml").write_text("schema: 1\nname: tiny\n")

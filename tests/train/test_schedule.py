@@ -40,14 +40,18 @@ def test_a_warmup_longer_than_a_tenth_of_the_run_is_cut():
 
 def test_a_warmup_longer_than_the_run_is_said(model, stream, tmp_path):
     log = []
-    for name, warmup in (("short", 19), ("long", 20)):
+    for name, warmup, tokens in (("short", 19, 1280), ("long", 20, 1280), ("longer", 20, 640)):
         placement, records = (
             DevicePlacement.choose(torch.device("cpu"), Processes(), "fp32"),
             RunRecords(tmp_path / name),
         )
-        trainer = Trainer(model, config(warmup=warmup), 0, workload=stream, records=records, placement=placement)
+        options = config(warmup=warmup, tokens=tokens)
+        trainer = Trainer(model, options, 0, workload=stream, records=records, placement=placement)
         trainer.run(name, lambda model, step, tokens: None, log.append)
-    assert log == ["long: warm-up shortened to 2 steps, a tenth of the run; train.warmup is 20."]
+    assert log == [
+        "long: warm-up shortened to 2 steps, a tenth of the run; train.warmup is 20.",
+        "longer: warm-up shortened to 1 step, a tenth of the run; train.warmup is 20.",
+    ]
 
 
 def test_groups_follow_the_recipes():

@@ -1,11 +1,13 @@
 """The interface of trackers: a tracker takes the rows of one run, which are on disk already."""
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from basecap.errors import ConfigError
 from basecap.registry import Registry
 
 
@@ -40,6 +42,16 @@ class Tracker(ABC):
     #: The library, and the extra of basecap that installs it.
     library: ClassVar[str]
 
+    #: What `where` must match, and how a message describes it.
+    places: ClassVar[tuple[str, str]] = (".+", "a place")
+
+    @classmethod
+    def refuse(cls, name: str, where: str) -> None:
+        """Raise ConfigError when `where` is no place of this tracker, which is registered as `name`."""
+        pattern, described = cls.places
+        if re.fullmatch(pattern, where) is None:
+            raise ConfigError(f"--track {name}:{where}: give {described} after the colon, or {name} alone.")
+
     @abstractmethod
     def __init__(self, run: TrackedRun):
         """Begin a run, or continue it."""
@@ -48,9 +60,12 @@ class Tracker(ABC):
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """Take finite numbers by their names, such as "train/loss" or "domain-loss/c4/loss"; steps may come again."""
 
+    def flush(self) -> None:  # noqa: B027 (most libraries write at once)
+        """Write what is held: afterwards the rows count as sent, also when the process is killed."""
+
     @abstractmethod
     def close(self) -> None:
-        """Write what is held, and let go of the run."""
+        """Let go of the run, after `flush`."""
 
 
 TRACKERS: Registry[type[Tracker]] = Registry("tracker", "basecap.run.trackers")

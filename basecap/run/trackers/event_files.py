@@ -10,6 +10,7 @@ class EventFiles(Tracker):
     """Writes the event files of a run into its directory, another file whenever the run goes on."""
 
     library = "tensorboard"
+    places = (".+", "a directory")
 
     def __init__(self, run: TrackedRun):
         """Open an event file; `where` is another directory than that of the study."""
@@ -23,6 +24,10 @@ class EventFiles(Tracker):
         """Add a scalar for each value."""
         for name, value in values.items():
             self._writer.add_scalar(name, value, step)
+
+    def flush(self) -> None:
+        """Write the events to disk, which the library does every two minutes."""
+        self._writer.flush()
 
     def close(self) -> None:
         """Close the file."""

@@ -11,6 +11,7 @@ class TrackioRuns(Tracker):
     """Keeps a run in the local database, for `trackio show`."""
 
     library = "trackio"
+    places = (r"[\w.-]+/[\w.-]+", "OWNER/SPACE")
 
     def __init__(self, run: TrackedRun):
         """Begin a run, or continue the one with its name and identity."""

@@ -10,6 +10,7 @@ class WandbRuns(Tracker):
     """Keeps a run in DIR/tracking/wandb, for `wandb sync`, or sends it to the server."""
 
     library = "wandb"
+    places = ("online", "online")
 
     def __init__(self, run: TrackedRun):
         """Begin a run, or continue the one with its identity."""
