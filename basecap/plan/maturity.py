@@ -7,9 +7,10 @@ from basecap.names import TEST
 from basecap.plan.runs import Plan, RunSpec
 from basecap.study.config import StudyConfig
 
-#: Tokens after which the reference of limited-zoo was past its transition, and its parameters; other sizes were not
-#: measured (results/limited-zoo-300M).
-PASSED, PARAMETERS = 72e6, 30e6
+#: Tokens after which the reference of limited-zoo is past its transition, and its parameters: seven runs began to copy
+#: after 35.2M tokens, and the transition ends after 2.4 times as many (results/limited-zoo-150M). Other sizes were not
+#: measured.
+PASSED, PARAMETERS = 84.5e6, 30e6
 #: Passes over the text from which on a plan warns: in runs of limited-zoo the loss out of domain rose again after 4 to
 #: 6 passes, the held-out loss after 6 to 8.
 MOST_PASSES = 4.0
@@ -28,7 +29,7 @@ def maturity_warnings(plan: Plan, parameters: float, sizes: Sequence[int]) -> li
     if study.task is not None or study.scale == TEST or not own:
         return []
     run = own[0]
-    tokens = run.timetable.steps * run.timetable.step_tokens
+    tokens = run.timetable.end * run.timetable.step_tokens
     line = f"{_millions(tokens)} tokens of {study.reference} are {tokens / parameters:.2g} a parameter."
     warnings = [*_too_early(study, tokens, parameters), *_copying(plan), *_many_passes(plan.runs, sizes)]
     return [line, *(f"Warning: {sentence}" for sentence in warnings)]

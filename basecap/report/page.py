@@ -37,7 +37,7 @@ from basecap.report.palette import ON_DARK, Look, looks
 from basecap.report.parts_text import origin_text, single_run_text
 from basecap.report.published import left_out_text, published_figure, published_numbers
 from basecap.report.scores import score_table
-from basecap.report.summary import Summary, row_text, summarise
+from basecap.report.summary import Summary, summarise, table_text
 from basecap.report.table_rows import at_lowest, by_architecture, capacities, final_losses, measured_on, without_null
 from basecap.report.task_summary import between, known_tasks, percent, points
 from basecap.report.text_notes import notes
@@ -213,7 +213,7 @@ def _environment() -> Environment:
         "direction": direction_text,
         "origin": origin_text,
         "own_tokenizers": own_tokenizers,
-        "words": row_text,
+        "words": table_text,
         "single_run": single_run_text,
         "worth": worth_text,
         "worth_interval": worth_interval_text,

@@ -81,6 +81,15 @@ def row_text(row: Row, study: TextResults) -> str:
     return TEST_SCALE if study.scale == TEST and ran and row.gap is None else row.words
 
 
+def table_text(row: Row, study: TextResults) -> str:
+    """Return what the report's table says of a row: the sentence above it says what holds for all rows."""
+    text, found = row_text(row, study), study.maturity
+    if found is None or found.state == "mature":
+        return text
+    text = text.replace(f"too early; {found.words}", f"too early, as {study.reference} is")
+    return text.replace(found.words, f"the maturity of {study.reference} is unknown")
+
+
 def _is_test(study: TextResults) -> bool:
     """Whether nothing is compared only because the scale is meant to show that everything runs."""
     reference_ran = any(point.name == study.reference for point in study.points)

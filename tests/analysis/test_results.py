@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import tarfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from tests.records.made_up import change
 from tests.report.synthetic import write_study
 
 TWO = {"base": (1.0, 0.0), "other": (1.0, 0.2)}
+RESULTS = Path(__file__).resolve().parents[2] / "results"
 
 
 def study(path: Path) -> TextResults:
@@ -246,6 +248,14 @@ def test_losses_that_their_documents_do_not_have_are_no_result(tmp_path):
     said = rf"\S+evals\.jsonl says a loss of {edited['value']:.6g} {where}, and its documents have \d"
     assert failure.name == "other" and re.match(said, failure.message)
     assert [row.gap is None for row in found.comparisons] == [True, False]
+
+
+def test_an_archive_whose_losses_of_documents_are_rounded_is_read_whole(tmp_path):
+    """Those of the figures are rounded to eight nats, more than those of any other archive."""
+    with tarfile.open(RESULTS / "figures" / "gpu-records.tar.xz") as archive:
+        archive.extractall(tmp_path, filter="data")
+    studies = analyse(sorted(tmp_path.iterdir()))
+    assert [len(found.runs) for found in studies] == [9, 15, 6, 9] and not any(found.failures for found in studies)
 
 
 @pytest.mark.parametrize("key", ["name", "reference", "architectures", "data", "seeds", "gap"])

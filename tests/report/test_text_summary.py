@@ -9,7 +9,7 @@ from basecap.records.token_classes import CLASSES
 from basecap.report.controls import controls_text
 from basecap.report.maturity_text import copies_text, direction_text, maturity_text
 from basecap.report.parts_text import carried_text, origin_text
-from basecap.report.summary import row_text, summarise
+from basecap.report.summary import row_text, summarise, table_text
 from basecap.report.text_notes import notes
 from basecap.report.text_summary import (
     EDGE,
@@ -256,7 +256,10 @@ def test_a_table_that_is_too_early_says_so_once():
     unknown = study(row("a", 0.3, 0.1, "maturity unknown"), maturity=replace(young, state="maturity unknown"))
     assert headline(unknown).endswith("a has no verdict, as maturity is unknown.")
     assert reasons(unknown)[0].startswith("Maturity unknown: train about")
+    cell = replace(early[0], words=f"too early; {young.words}; left out: seed 1")
+    assert table_text(cell, found) == "too early, as base is; left out: seed 1" and row_text(cell, found) == cell.words
     drifts = replace(early[0], words="too early: the gap drifts")
+    assert table_text(drifts, study(drifts)) == drifts.words
     assert reasons(study(drifts, row("b", 0.3, 0.1, "degrades"))) == ["a: too early: the gap drifts."]
 
 

@@ -124,8 +124,9 @@ def _reference(drawn: _Drawn, setting: Setting) -> Reference | Unfit:
     if not counting:
         return Unfit(reason=reasons.NO_TRAINING_LOSS)
     most = max(len(curve.trained) for curve in counting.values())
+    rises = drawn.rises.get(setting.reference)
     if most < FEWEST_POINTS:
-        return Unfit(reason=reasons.few_points(reasons.REFERENCE, most))
+        return Unfit(reason=reasons.few_points(reasons.REFERENCE, most, rises))
     middle = gap.middle(list(counting.values()), setting.share)
     own = {seed: curve for seed, curve in counting.items() if curve.x[0, -1] < middle}
     why |= {
@@ -140,7 +141,7 @@ def _reference(drawn: _Drawn, setting: Setting) -> Reference | Unfit:
         more = gap.more_tokens(every, high) if low >= high else None
         reason = reasons.untrained(setting.reference, low, setting.bigram, more)
         return Unfit(reason=reason, behind=more is not None)
-    kept, few = _reaching(own, where, reasons.REFERENCE)
+    kept, few = _reaching(own, where, reasons.REFERENCE, rises)
     if not kept:
         return Unfit(reason=next(iter(few.values())))
     levels, bias = levels_of(list(kept.values()), where)
@@ -154,16 +155,18 @@ def _reference(drawn: _Drawn, setting: Setting) -> Reference | Unfit:
         levels=levels,
         bias=bias,
         lines=Lines.of(list(kept.values()), setting.share),
-        maturity=maturity_of(losses, setting.share, last, drawn.rises.get(setting.reference)),
+        maturity=maturity_of(losses, setting.share, last, rises),
     )
 
 
-def _reaching(curves: Mapping[int, Curve], where: Range, who: str) -> tuple[dict[int, Curve], dict[int, str]]:
+def _reaching(
+    curves: Mapping[int, Curve], where: Range, who: str, rises: float | None
+) -> tuple[dict[int, Curve], dict[int, str]]:
     """Return the runs with points enough near a range, by seed, and why others are not; first the best of those."""
     counts = {seed: gap.points_within(curve, where) for seed, curve in curves.items()}
     kept = {seed: curve for seed, curve in curves.items() if counts[seed] >= FEWEST_POINTS}
     few = sorted((seed for seed in curves if seed not in kept), key=lambda seed: -counts[seed])
-    return kept, {seed: reasons.few_points(who, counts[seed]) for seed in few}
+    return kept, {seed: reasons.few_points(who, counts[seed], rises) for seed in few}
 
 
 def _no_runs(name: str, setting: Setting) -> str:
@@ -185,19 +188,19 @@ def _measure(name: str, drawn: _Drawn, reference: Reference | Unfit, setting: Se
         return _without(name, setting.open, next(iter(why.values())), seeds)
     if isinstance(reference, Unfit):
         return _without(name, "behind" if reference.behind else setting.open, reference.reason, seeds)
-    high = float(reference.where.high[0])
+    high, rises = float(reference.where.high[0]), drawn.rises.get(name)
     reaching = {seed: curve for seed, curve in counting.items() if curve.x[0, -1] < high}
     if not reaching:
         best = float(min(curve.x[0, -1] for curve in counting.values()))
         more = gap.more_tokens(list(counting.values()), high - ENTRY * (high - float(reference.where.low[0])))
-        return _without(name, "behind", reasons.behind(setting.loss, best, high, more), seeds)
+        return _without(name, "behind", reasons.behind(setting.loss, best, high, more, rises), seeds)
     why |= {
         seed: reasons.outside(setting.loss, float(curve.x[0, -1]), high)
         for seed, curve in counting.items()
         if seed not in reaching
     }
     where = Range(low=np.maximum(gap.final(list(reaching.values())), reference.where.low), high=reference.where.high)
-    kept, few = _reaching(reaching, where, "it")
+    kept, few = _reaching(reaching, where, "it", rises)
     if not kept:
         return _without(name, setting.open, next(iter(few.values())), seeds)
     own = list(kept.values())
@@ -221,7 +224,7 @@ def _measure(name: str, drawn: _Drawn, reference: Reference | Unfit, setting: Se
         ),
         copying=copying_of([drawn.runs[name, seed] for seed in kept], setting.share * last, last),
         overfit=overfit,
-        rises=drawn.rises.get(name),
+        rises=rises,
     )
 
 

@@ -24,8 +24,8 @@ COPYING = "copying"
 #: Evaluation points of a run that are drawn and fitted, at most: more take time and say the same.
 MOST_POINTS = 40
 #: Relative difference between a recorded loss and that of its documents, at most: archives round the documents' losses,
-#: which moves their mean by up to 1.7e-5.
-ROUNDING = 1e-4
+#: to eight nats at the coarsest (results/figures), which moves their mean by up to 1.7e-4.
+ROUNDING = 2e-4
 
 
 @dataclass(frozen=True)

@@ -34,9 +34,15 @@ def no_runs(reference: str | None, waiting: bool, failed: bool) -> str:
     return f"{who}has no evaluation point with finite losses" if who else "no evaluation point with finite losses"
 
 
-def few_points(who: str, count: int) -> str:
-    """Say that a curve has too few points."""
+def few_points(who: str, count: int, rises: float | None = None) -> str:
+    """Say that a curve has too few points; its held-out loss rises after `rises` tokens, where it ends."""
     points = "point" if count == 1 else "points"
+    if rises is not None:
+        return (
+            f"{who} has {count} evaluation {points} near the trained range before its held-out loss rises, after "
+            f"{rounded(rises)} tokens, and needs {FEWEST_POINTS}: train on more text, or evaluate more often "
+            "(train.eval_every)"
+        )
     return (
         f"{who} has {count} evaluation {points} near the trained range and needs {FEWEST_POINTS}: "
         "evaluate more often (train.eval_every)"
@@ -73,8 +79,16 @@ def outside(loss: str, last: float, high: float) -> str:
     return f"its {loss} loss ends at {last:.3f}, above the trained range, which begins at {high:.3f}"
 
 
-def behind(loss: str, best: float, high: float, more: float | None) -> str:
-    """Say how far an architecture is from the trained range of `loss`, "held-out" or "training"."""
+def behind(loss: str, best: float, high: float, more: float | None, rises: float | None = None) -> str:
+    """Say how far an architecture is from the trained range of `loss`, "held-out" or "training".
+
+    After `rises` tokens its held-out loss rises: longer training on the same text takes it no further.
+    """
+    if rises is not None:
+        return (
+            f"its {loss} loss is {best:.3f} at its lowest and rises after {rounded(rises)} tokens, the trained range "
+            f"begins at {high:.3f}; train on more text, or change train.lr or its size"
+        )
     return f"its {loss} loss ends at {best:.3f}, the trained range begins at {high:.3f}; {_train(more)}"
 
 

@@ -140,6 +140,31 @@ def test_curves_end_where_the_held_out_loss_rises():
     assert "held-out loss rises after 14,000 tokens" in both[0].rows[0].words
 
 
+@pytest.mark.parametrize(
+    ("name", "low", "verdict", "said"),
+    [
+        (REFERENCE, 3, "undecided", "the reference has 3 evaluation points near the trained range before its held-out"),
+        (
+            "other 0",
+            12,
+            "undecided",
+            "it has 2 evaluation points near the trained range before its held-out loss rises",
+        ),
+        ("other 0", 6, "behind", " at its lowest and rises after 6,000 tokens, the trained range begins at "),
+    ],
+)
+def test_who_overfits_too_soon_needs_more_text(name, low, verdict, said):
+    """After `low` points the held-out loss rises: more tokens of the same text help nobody."""
+    world = World(gaps=(0.05,), noise=(0.0, 0.0), documents=400, taste=0.01, wobble=0.002)
+    found = runs(world, np.random.default_rng(0))
+    for key in [key for key in found if key[0] == name]:
+        run = found[key]
+        found[key] = _points(run, [*range(low), *([low - 2] * (20 - low))], trained=run.trained)
+    (row,) = rows_of(world.names, found, setting(), _draws())
+    assert row.verdict == verdict and said in row.words and "train on more text" in row.words
+    assert "more tokens" not in row.words
+
+
 def test_a_run_that_stopped_early_does_not_count_where_another_has_finished():
     found = runs(World(gaps=(0.0,), noise=(0.0, 0.0)), np.random.default_rng(0))
     for key in ((REFERENCE, 1), ("other 0", 1)):
