@@ -237,7 +237,6 @@ def test_data_inspect_shows_examples_of_a_task(basecap):
         (("run", "quickstart", "--device", "tpu0"), "device"),
         (("report", "nowhere"), "study"),
         (("run", "quickstart", "--device", "meta"), "unknown device"),
-        (("generate", "nowhere", os.fsdecode(b"\xff")), "not text in UTF-8"),
         (("bench", "ops", "--device", "cpu"), "needs a CUDA GPU, not cpu; without one `basecap check`"),
         (("report", __file__), "is a file; give a directory"),
         (("run", "quickstart", "--out", __file__), "is a file; give a directory"),
