@@ -4,6 +4,7 @@ Kernels, benchmarks and `basecap check` read it, so that a pair which is found t
 cites who found it. What a kernel of this package avoids on every card, such as a transposed product, is said there.
 """
 
+import contextlib
 import re
 from collections.abc import Mapping
 from functools import cache
@@ -15,6 +16,9 @@ import torch
 #: What entries are about: the kernels that ask, in words of a sentence.
 FLA_DELTA = "the delta rules of flash-linear-attention"
 PIPELINES = "loops over chunks that load ahead (ssd, wkv7)"
+
+#: Names under which a library is installed too: by nightly releases of PyTorch, and on Windows.
+OTHER_NAMES = {"triton": ("pytorch-triton", "triton-windows")}
 
 #: Names of compute capabilities by their first number.
 CARDS = {9: "Hopper", 10: "Blackwell"}
@@ -99,10 +103,10 @@ def known_bad_on(device: torch.device) -> dict[str, str]:
 def _installed() -> dict[str, str]:
     found = dict[str, str]()
     for package in {pair.package for pair in KNOWN_BAD}:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
+        for name in (package, *OTHER_NAMES.get(package, ())):
+            with contextlib.suppress(PackageNotFoundError):
+                found[package] = version(name)
+                break
     return found
 
 

@@ -27,6 +27,10 @@ class Operator:
         #: The operator as the dispatcher knows it.
         self.overload = self.definition._opoverload
         self._function = function
+        # PyTorch counts changes in place, so that a backward pass does not read changed numbers as the old ones.
+        self._mutates = len(mutates_args) > 0
+        # The backward pass gets the gradients of a list as a list.
+        self._lists = any(isinstance(x.type, torch.ListType) for x in self.overload._schema.returns)
         self._backward: Callable[..., Any] | None = None
         self._setup: Callable[..., None] | None = None
         self.__doc__ = function.__doc__
@@ -44,11 +48,11 @@ class Operator:
 
     def __call__(self, *given: Any) -> Any:
         """Return what the function returns."""
-        if torch.compiler.is_compiling() or _watched(given):
+        if torch.compiler.is_compiling() or self._mutates or _watched(given):
             return self.overload(*given)
         if not torch.is_grad_enabled() or not _require_gradients(given):
             return self.run(given)
-        if self._backward is None:
+        if self._backward is None or self._lists:
             return self.overload(*given)
         flat, widths = _flatten(given)
         return _Direct.apply(*flat, self, widths)
@@ -80,7 +84,7 @@ class _Direct(torch.autograd.Function):
         output = operator.run(inputs)
         if operator._setup is not None:
             operator._setup(ctx, inputs, output)
-        return tuple(output) if isinstance(output, list) else output
+        return output
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:

@@ -1,6 +1,7 @@
 """The list of releases that are wrong on some GPUs, with made-up releases and cards."""
 
 from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError
 from types import SimpleNamespace
 
 import pytest
@@ -55,6 +56,17 @@ def test_every_entry_has_a_source_and_holds_for_its_first_release():
         releases, card = {pair.package: pair.first}, pair.card or 8
         assert pair.source in known_bad.known_bad(releases, card)[pair.concerns]
         assert known_bad.known_bad({}, card) == {}
+
+
+@pytest.mark.parametrize("name", ["triton", "pytorch-triton", "triton-windows"])
+def test_triton_is_known_by_every_name_that_it_is_installed_under(name: str, monkeypatch: pytest.MonkeyPatch):
+    def version(package: str) -> str:
+        if package != name:
+            raise PackageNotFoundError(package)
+        return "3.6.0"
+
+    monkeypatch.setattr(known_bad, "version", version)
+    assert known_bad._installed() == {"triton": "3.6.0"}
 
 
 def test_nothing_loads_ahead_where_that_is_wrong(card: pytest.MonkeyPatch):

@@ -237,3 +237,19 @@ def test_a_grid_in_a_cuda_graph_outlives_those_of_other_lengths(monkeypatch: pyt
         chunk_grid(torch.empty(1, length, 1, 8), 16, None, None)
     assert len(grids._GRIDS) == grids.MOST_GRIDS
     assert chunk_grid(x, 16, None, None) is before
+
+
+def test_another_stream_waits_for_no_grid_of_the_first(monkeypatch: pytest.MonkeyPatch):
+    """It may run before the first stream has computed it, and after the first used its memory for something else."""
+    monkeypatch.setattr(grids, "_GRIDS", {})
+    monkeypatch.setattr(grids, "_IN_GRAPHS", {})
+    stream, capturing = 0, False
+    monkeypatch.setattr(grids, "_stream", lambda device: stream)
+    monkeypatch.setattr(grids, "_captures", lambda device: capturing)
+    x = torch.empty(2, 40, 1, 8)
+    first = chunk_grid(x, 16, None, None)
+    stream = 1
+    second = chunk_grid(x, 16, None, None)
+    assert second is not first and chunk_grid(x, 16, None, None) is second
+    capturing, stream = True, 2  # a capture has a stream of its own, and all others were waited for
+    assert chunk_grid(x, 16, None, None) is first

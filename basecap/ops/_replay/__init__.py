@@ -13,7 +13,7 @@ launches in another way than versions 3.4 to 3.7 do on NVIDIA's GPUs.
 
 import threading
 from collections.abc import Callable, Sequence
-from functools import partial, wraps
+from functools import cache, partial, wraps
 from typing import Any, TypeVar
 
 import torch
@@ -32,6 +32,7 @@ MOST_RECORDS = 512
 DEVICES = ("cuda",)
 
 _PLAIN = (Tensor, torch.nn.Parameter)
+_VALUES = (type(None), bool, int, str)
 
 #: One function is recorded at a time: the recording replaces Triton's launcher.
 _recording = threading.Lock()
@@ -72,31 +73,42 @@ def replayed(function: Callable[..., R]) -> Callable[..., R]:
 def _key(given: Sequence[Any], flat: list[Tensor]) -> tuple[Any, ...] | None:
     """Return what the function's work depends on, and add its tensors to `flat`; None: the call is ordinary."""
     parts: list[Any] = [torch.are_deterministic_algorithms_enabled()]
-    if torch.compiler.is_compiling() or _get_current_dispatch_mode() is not None or not _describe(given, flat, parts):
+    addresses: list[int] = []
+    if torch.compiler.is_compiling() or _get_current_dispatch_mode() is not None:
         return None
-    kind = flat[0].device.type if flat else None
+    if not _describe(given, flat, addresses, parts) or not flat:
+        return None
+    kind = _kind_of(flat[0].device)
     # Records find arguments by their addresses.
-    if kind not in DEVICES or len({x.data_ptr() for x in flat}) < len(flat) or recorder.observed():
+    if kind not in DEVICES or len({*addresses}) < len(addresses) or recorder.observed():
         return None
-    return *parts, torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind)
+    parts.append(torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind))
+    return tuple(parts)
 
 
-def _describe(given: Sequence[Any], flat: list[Tensor], parts: list[Any]) -> bool:
-    """Add the description of each argument to `parts`; return False if one is not of a known kind."""
+def _describe(given: Sequence[Any], flat: list[Tensor], addresses: list[int], parts: list[Any]) -> bool:
+    """Add each argument to the lists, what it is to `parts`; return False if one is not of a known kind."""
     for x in given:
-        if isinstance(x, Tensor):
-            if type(x) not in _PLAIN:
-                return False
+        kind = type(x)
+        if kind in _PLAIN:
+            address = x.data_ptr()
             flat.append(x)
-            parts.append((x.shape, x.stride(), x.dtype, x.device, x.data_ptr() % 16))
-        elif isinstance(x, (list, tuple)):
+            addresses.append(address)
+            parts += x.shape, x.stride(), x.dtype, x.get_device(), address % 16
+        elif kind is list or kind is tuple:
             parts.append(len(x))
-            if not _describe(x, flat, parts):
+            if not _describe(x, flat, addresses, parts):
                 return False
-        elif x is None or isinstance(x, (bool, int, str)):
-            parts += type(x), x  # True, 1 and 1.0 are equal
-        elif isinstance(x, float):
+        elif kind is float:
             parts.append(x.hex())  # 0.0 and -0.0 are equal, and a NaN is not equal to itself
+        elif kind in _VALUES:
+            parts += kind, x  # True, 1 and 1.0 are equal
         else:
             return False
     return True
+
+
+@cache
+def _kind_of(device: torch.device) -> str:
+    """Return the kind of a device, whose name PyTorch makes anew each time."""
+    return device.type

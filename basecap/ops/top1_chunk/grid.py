@@ -6,24 +6,32 @@ from torch import Tensor
 from basecap.errors import ConfigError, nearest
 from basecap.ops._shapes import check_scale, is_whole
 
-#: Grids of batches of one length by their arguments, the oldest first; and those that a CUDA graph reads, for ever.
-_GRIDS: dict[tuple[int, int, int, torch.device], tuple[Tensor, Tensor]] = {}
-_IN_GRAPHS: dict[tuple[int, int, int, torch.device], tuple[Tensor, Tensor]] = {}
+Key = tuple[int, int, int, torch.device]
+Grid = tuple[Tensor, Tensor]
+
+#: Grids of batches of one length by their arguments and the stream that computes with them, the oldest first: another
+#: stream may come before they are computed. And those that a CUDA graph reads, for ever.
+_GRIDS: dict[tuple[Key, int], Grid] = {}
+_IN_GRAPHS: dict[Key, Grid] = {}
 #: Grids that are kept beside those.
 MOST_GRIDS = 32
 
 
-def _uniform(batch: int, length: int, chunk: int, device: torch.device) -> tuple[Tensor, Tensor]:
+def _uniform(batch: int, length: int, chunk: int, device: torch.device) -> Grid:
     """Return `_uniform_grid`, from an earlier call where there was one."""
     key = (batch, length, chunk, device)
-    grid = _GRIDS.get(key) or _IN_GRAPHS.get(key)
     if _captures(device):
+        # All streams were waited for before a capture.
+        grid = _IN_GRAPHS.get(key) or next((grid for (other, _), grid in [*_GRIDS.items()] if other == key), None)
         if grid is None:
             return _uniform_grid(*key)  # only the graph computes it, so that nothing else may use it
         _IN_GRAPHS[key] = grid
-    elif grid is None:
+        return grid
+    own = (key, _stream(device))
+    grid = _GRIDS.get(own) or _IN_GRAPHS.get(key)
+    if grid is None:
         with torch.inference_mode(False):  # a cached grid may be used in a training step next
-            grid = _GRIDS[key] = _uniform_grid(*key)
+            grid = _GRIDS[own] = _uniform_grid(*key)
         if len(_GRIDS) > MOST_GRIDS:
             _GRIDS.pop(next(iter(_GRIDS)), None)
     return grid
@@ -31,6 +39,10 @@ def _uniform(batch: int, length: int, chunk: int, device: torch.device) -> tuple
 
 def _captures(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
+def _stream(device: torch.device) -> int:
+    return torch._C._cuda_getCurrentRawStream(device.index) if device.type == "cuda" else 0
 
 
 def _uniform_grid(batch: int, length: int, chunk: int, device: torch.device) -> tuple[Tensor, Tensor]:
