@@ -55,6 +55,7 @@ class LinearMemory(Mixer):
     """
 
     takes_lengths: ClassVar[bool] = True
+    continues: ClassVar[bool] = True
     heads: int
     key_dim: int
     value_dim: int
@@ -83,7 +84,7 @@ class LinearMemory(Mixer):
         return self.prefill(x_B1D, cache)
 
     def prefill(self, x_BTD: Tensor, cache: Cache) -> Tensor:
-        """Mix further tokens chunk by chunk and keep their final state."""
+        """Mix a prompt, or more of it, chunk by chunk and keep its final state."""
         inputs = self.inputs(x_BTD, cache.start, None)
         o, state = linear_memory(*inputs, cache.tensors["state"], None)
         cache.tensors["state"].copy_(state)

@@ -105,6 +105,7 @@ class DSA(HeadedMixer):
     """
 
     takes_lengths = True
+    continues = True
     tiny: ClassVar = {"heads": 2, "top": 12}
 
     class Config(HeadsConfig):
@@ -208,7 +209,9 @@ class DSA(HeadedMixer):
         return cache
 
     def prefill(self, x_BTD: Tensor, cache: Cache) -> Tensor:
-        """Attend over a whole prompt and keep its keys and values, and the indexer's keys."""
+        """Attend over a whole prompt, or more of it, and keep its keys and values, and the indexer's keys."""
+        if cache.length:
+            return self._extend(x_BTD, cache)
         index = self._index(x_BTD)
         if index is not None:
             cache.tensors["index_k"][:, : x_BTD.shape[1]] = index[1]
@@ -220,19 +223,30 @@ class DSA(HeadedMixer):
 
     def step(self, x_B1D: Tensor, cache: Cache) -> Tensor:
         """Attend from one more token to the chosen ones."""
+        return self._extend(x_B1D, cache)
+
+    def _extend(self, x_BTD: Tensor, cache: Cache) -> Tensor:
+        """Attend from further tokens one after the other, with one projection of all."""
         start, tensors = cache.start, cache.tensors
-        q, k, v = self.project(x_B1D, start=start, last=tensors.get("canon"))
-        index = self._index(x_B1D, start=start)
-        new = {"k": k, "v": v} if index is None else {"k": k, "v": v, "index_k": index[1]}
-        remember(cache, new)
+        q, k, v = self.project(x_BTD, start=start, last=tensors.get("canon"))
+        index = self._index(x_BTD, start=start)
+        remember(cache, {"k": k, "v": v} if index is None else {"k": k, "v": v, "index_k": index[1]})
+        outputs = []
+        for t, q_B1HK in enumerate(q.split(1, dim=1)):
+            now = slice(t, t + 1)
+            own = None if index is None else (index[0][:, now], tensors["index_k"].to(index[1].dtype), index[2][:, now])
+            outputs.append(self._look_up(own, q_B1HK, tensors, start + t))
+        return self.finish(torch.cat(outputs, dim=1), x_BTD)
+
+    def _look_up(self, own: Index | None, q: Tensor, tensors: dict[str, Tensor], start: int | Tensor) -> Tensor:
+        """Return what the queries [B, 1, H, K] at positions `start` read of a cache, which may have later tokens."""
         seen = (torch.arange(tensors["k"].shape[1], device=q.device)[None] <= start)[:, None].expand(len(q), -1, -1)
-        own = None if index is None else (index[0], tensors["index_k"].to(index[1].dtype), index[2])
         chosen = best(self._scores(own, q, tensors["k"].to(q.dtype), seen), seen, self.config.top)[:, 0]
         # The chosen tokens, and where there are fewer, others that are not read.
         read, place = chosen.to(torch.int8).topk(min(self.config.top, chosen.shape[1]), dim=-1)
         row = torch.arange(len(q), device=q.device)[:, None]
         k, v = (tensors[name][row, place].to(q.dtype) for name in ("k", "v"))
-        return self.finish(attention_step(q, k, v, visible_BS=read > 0), x_B1D)
+        return attention_step(q, k, v, visible_BS=read > 0)
 
     def recipe(self) -> dict[str, ParameterRecipe]:
         """As transformer++; the indexer's matrices normal(0.02), its norm 1 and 0."""

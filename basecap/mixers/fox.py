@@ -42,6 +42,7 @@ class Fox(Mixer):
     """
 
     takes_lengths = True
+    continues = True
 
     class Config(MixerConfig):
         """Options of the Forgetting Transformer."""
@@ -123,19 +124,28 @@ class Fox(Mixer):
 
     def step(self, x_B1D: Tensor, cache: Cache) -> Tensor:
         """Attend from one more token to the cache."""
-        start = cache.start
-        q, k, v, log_decay = self._inputs(x_B1D, cache=cache)
-        remember(cache, {"k": k, "v": v, "log_decay": log_decay})
-        k, v, log_decay = (cache.tensors[name][:, : cache.length] for name in ("k", "v", "log_decay"))
-        visible = None if cache.lengths is None else torch.arange(cache.length, device=k.device) <= start
-        o_B1HV = forgetting_attention_step(q, k.to(q.dtype), v.to(q.dtype), log_decay, visible_BS=visible)
-        return self._finish(o_B1HV, x_B1D)
+        return self._extend(x_B1D, cache)
 
     def prefill(self, x_BTD: Tensor, cache: Cache) -> Tensor:
-        """Attend over a whole prompt and keep what later steps need."""
+        """Attend over a whole prompt, or more of it, and keep what later steps need."""
+        if cache.length:
+            return self._extend(x_BTD, cache)
         q, k, v, log_decay = self._inputs(x_BTD, cache=cache)
         remember(cache, {"k": k, "v": v, "log_decay": log_decay})
         return self._finish(forgetting_attention(q, k, v, log_decay), x_BTD)
+
+    def _extend(self, x_BTD: Tensor, cache: Cache) -> Tensor:
+        """Attend from further tokens one after the other, with one projection of all."""
+        start, outputs = cache.start, []
+        q, k, v, log_decay = self._inputs(x_BTD, cache=cache)
+        remember(cache, {"k": k, "v": v, "log_decay": log_decay})
+        for t, q_B1HK in enumerate(q.split(1, dim=1)):
+            seen = cache.length - q.shape[1] + t + 1
+            k, v, log_decay = (cache.tensors[name][:, :seen] for name in ("k", "v", "log_decay"))
+            visible = None if cache.lengths is None else torch.arange(seen, device=k.device) <= start + t
+            o = forgetting_attention_step(q_B1HK, k.to(q.dtype), v.to(q.dtype), log_decay, visible_BS=visible)
+            outputs.append(o)
+        return self._finish(torch.cat(outputs, dim=1), x_BTD)
 
     def influence(self, x_BTD: Tensor) -> Influence:
         """Return the attention distribution, gates included, over the (shifted) values."""

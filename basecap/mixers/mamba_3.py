@@ -105,6 +105,7 @@ class Mamba3(Mixer):
 
     sizes: ClassVar = {768: {"heads": 24}, 2048: {"heads": 64}}
     takes_lengths = True
+    continues = True
 
     def __init__(self, config: Config, layer: LayerSpec):
         super().__init__(config, layer)
@@ -232,7 +233,7 @@ class Mamba3(Mixer):
         return self.prefill(x_B1D, cache)
 
     def prefill(self, x_BTD: Tensor, cache: Cache) -> Tensor:
-        """Mix a prompt chunk by chunk and keep its final state."""
+        """Mix a prompt, or more of it, chunk by chunk and keep its final state."""
         gate, flow, phases = self._flow(x_BTD, cache.tensors.get("phases"))
         o = self._scan(flow, cache, None)
         if self.angles:

@@ -118,6 +118,7 @@ class NSA(HeadedMixer):
     """
 
     takes_lengths = True
+    continues = True
     tiny: ClassVar = {"heads": 2, "block": 4, "top": 4, "window": 16}
 
     class Config(HeadsConfig):
@@ -207,11 +208,27 @@ class NSA(HeadedMixer):
 
     def step(self, x_B1D: Tensor, cache: Cache) -> Tensor:
         """Attend from one more token."""
-        c, tensors, B = self.config, cache.tensors, len(x_B1D)
+        return self._extend(x_B1D, cache)
+
+    def prefill(self, x_BTD: Tensor, cache: Cache) -> Tensor:
+        """Mix a prompt, or more of it, and keep its keys and values."""
+        return self._extend(x_BTD, cache) if cache.length else super().prefill(x_BTD, cache)
+
+    def _extend(self, x_BTD: Tensor, cache: Cache) -> Tensor:
+        """Attend from further tokens one after the other, with one projection of all."""
         start = cache.start
-        q, k, v = self.project(x_B1D, start=start, last=tensors.get("canon"))
-        t_B1 = start if isinstance(start, Tensor) else torch.full((B, 1), start, device=q.device)
+        q, k, v = self.project(x_BTD, start=start, last=cache.tensors.get("canon"))
+        t_B1 = start if isinstance(start, Tensor) else torch.full((len(q), 1), start, device=q.device)
         remember(cache, {"k": k, "v": v})
+        read = [self._read(q_B1HK, cache.tensors, t_B1 + t) for t, q_B1HK in enumerate(q.split(1, dim=1))]
+        return self.finish(self._gated(x_BTD, *(torch.cat(kind, dim=1) for kind in zip(*read, strict=True))), x_BTD)
+
+    def _read(self, q: Tensor, tensors: dict[str, Tensor], t_B1: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return what the queries [B, 1, H, K] at positions t read of a cache, compressed, selected and windowed.
+
+        The cache has the tokens up to t and may have later ones.
+        """
+        c, B = self.config, len(q)
         row, inside = torch.arange(B, device=q.device)[:, None], torch.arange(c.block, device=q.device)
         own_B1 = t_B1 >> (c.block.bit_length() - 1)
         for name in ("k", "v"):  # right once the block is whole, and not read before
@@ -226,7 +243,7 @@ class NSA(HeadedMixer):
         windowed = attention_step(
             q, *(self._at(tensors[name], last).to(q.dtype) for name in ("k", "v")), visible_BS=last >= 0
         )
-        return self.finish(self._gated(x_B1D, compressed, selected, windowed), x_B1D)
+        return compressed, selected, windowed
 
     @staticmethod
     def _at(x_BSGK: Tensor, tokens_BN: Tensor) -> Tensor:

@@ -50,7 +50,7 @@ class Hops(Task):
             raise ConfigError(f"a vocabulary of {c.vocab} has no tokens for {c.nodes} nodes and a mark; raise vocab.")
 
     def grid(self) -> tuple[Cell, ...]:
-        """Return 1 to 16 steps, powers of two as in the paper's tests, in cycles of our choice."""
+        """Return 1 to 8 steps, powers of two as in the paper's tests, in cycles of our choice."""
         return tuple({"length": 64, "nodes": 16, "hops": hops} for hops in (1, 2, 4, 8))
 
     def make(self, draws: ExampleDraws, canvas: Canvas) -> None:
