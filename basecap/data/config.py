@@ -6,7 +6,7 @@ from typing import Annotated
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from basecap.data.hashes import digest
-from basecap.data.sources import SOURCES, plugin_of
+from basecap.data.sources import PLACEHOLDER, SOURCES, plugin_of
 from basecap.errors import ConfigError, nearest
 from basecap.plugins import plugin_digest
 from basecap.system.yaml_text import read_number
@@ -96,6 +96,8 @@ class DataConfig(BaseModel):
         for option in ("path", "hub", "max_files"):
             if getattr(self, option) is not None and option not in reads:
                 raise ConfigError(f"source {self.source!r} does not use data.{option}; remove it.")
+        if self.hub is not None and re.search("[{}]", self.hub.replace(PLACEHOLDER, "")):
+            raise ConfigError(f"data.hub = {self.hub!r}: only {PLACEHOLDER} may stand in braces, for each domain.")
         is_path = re.fullmatch(r"path(/[1-9][0-9]?)?", self.cluster or "path")
         if not SOURCES.get(self.source).has_records and not is_path:
             raise ConfigError(

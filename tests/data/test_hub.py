@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from basecap.data import DataConfig, prepare, remote_inputs
+from basecap.data import DataConfig, missing_inputs, prepare, remote_inputs
 from basecap.data.sources import SOURCES, SPLITS, Document, _hub
 from basecap.data.sources.presets import Preset
 from basecap.errors import BasecapError, ConfigError, DataError
@@ -142,6 +142,15 @@ def test_plan_says_the_download(tmp_path):
         "the text is streamed from the Hugging Face hub, all files (data.max_files limits them) of each domain and "
         "split: some/a-text, some/b-text."
     ]
+    (tmp_path / "a").mkdir()
+    config = config.model_copy(update={"hub": str(tmp_path / "{domain}")})  # a copy: nothing is downloaded
+    assert remote_inputs(config, tmp_path) == [] and len(missing_inputs(config, tmp_path)) == 1
+    extra = DataConfig(source="slimpajama", hub=str(tmp_path / "none"), train=["arxiv"], ood=["automathtext"])
+    assert [line for line in remote_inputs(extra, tmp_path) if str(tmp_path) in line] == []
+    (sentence,) = missing_inputs(extra.model_copy(update={"ood": ()}), tmp_path)
+    assert "there is no such directory" in sentence
+    with pytest.raises(ConfigError, match=r"data.hub = 'a/\{domian\}': only \{domain\} may stand in braces"):
+        DataConfig(source="hub", hub="a/{domian}", train=["a"])
 
 
 @pytest.mark.parametrize("form", ["configurations", "datasets"])

@@ -255,7 +255,10 @@ def test_directories_that_hold_nothing_are_refused(tmp_path):
     assert "domain 'notes' is empty" in refused(source="text", path=str(tmp_path), train=["notes"])
     words = f"has no domain 'notes' (notes with the ending {ENDINGS}, or such files below notes/): known: none."
     assert words in refused(source="jsonl", path=str(tmp_path), train=["notes"])
-    words = "has no domain 'web' (a folder web/ of text files): known: notes."
+    write_lines(tmp_path / "c4.parquet" / "part-0.jsonl", [{"text": "a"}])
+    assert "known: c4.parquet." in refused(source="jsonl", path=str(tmp_path), train=["c4"])
+    assert len(documents(source="jsonl", path=str(tmp_path), train=["c4.parquet"])) == 1
+    words = "has no domain 'web' (a folder web/ of text files): known: c4.parquet, notes."
     assert words in refused(source="text", path=str(tmp_path), train=["web"])
 
 

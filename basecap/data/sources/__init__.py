@@ -1,6 +1,7 @@
 """Sources of text, one file each."""
 
 from basecap.data.sources._contract import (
+    PLACEHOLDER,
     SOURCES,
     SPLITS,
     Document,
@@ -14,6 +15,7 @@ from basecap.data.sources._contract import (
 )
 
 __all__ = [
+    "PLACEHOLDER",
     "SOURCES",
     "SPLITS",
     "Document",

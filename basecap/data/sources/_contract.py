@@ -15,6 +15,8 @@ from basecap.plugins import PLUGIN
 from basecap.registry import Registry
 
 Split = Literal["train", "validation", "test"]
+#: Stands for a domain in `data.hub`.
+PLACEHOLDER = "{domain}"
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 
 

@@ -60,9 +60,15 @@ def parts_of(options: SourceOptions, domain: str, splits: Mapping[str, Sequence[
     ]
 
 
-def description(options: SourceOptions, datasets: Iterable[tuple[str, str | None]]) -> str:
-    """Return the rest of "the text is streamed from": datasets, each with its published size."""
-    found = dict.fromkeys(name if size is None else f"{name} ({size})" for name, size in datasets)
+def description(options: SourceOptions, datasets: Iterable[tuple[str, str | None]]) -> str | None:
+    """Return the rest of "the text is streamed from": datasets, each with its published size, None without one.
+
+    Directories, and absolute paths that should be one, are not on the hub.
+    """
+    remote = [(name, size) for name, size in datasets if not (Path(name).is_absolute() or Path(name).is_dir())]
+    if not remote:
+        return None
+    found = dict.fromkeys(name if size is None else f"{name} ({size})" for name, size in remote)
     count = options.max_files
     files = f"{count} file{'s' if count > 1 else ''}" if count else "all files (data.max_files limits them)"
     return f"the Hugging Face hub, {files} of each domain and split: {', '.join(found)}"

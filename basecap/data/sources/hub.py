@@ -5,12 +5,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from basecap.data.sources import _hub
-from basecap.data.sources._contract import Document, Part, Source, source
+from basecap.data.sources._contract import PLACEHOLDER, Document, Part, Source, source
 from basecap.data.sources._lines import keys_of
 from basecap.errors import ConfigError
-
-#: The placeholder for a domain in `data.hub`.
-DOMAIN = "{domain}"
 
 
 class HubFiles(Source):
@@ -60,7 +57,7 @@ class HubDatasets(HubFiles):
         """Return the dataset of a domain; raises ConfigError when `data.hub` is not set."""
         if self.config.hub is None:
             raise ConfigError("source 'hub' needs a dataset; give it with --set data.hub=OWNER/NAME.")
-        return self.config.hub.replace(DOMAIN, domain)
+        return self.config.hub.replace(PLACEHOLDER, domain)
 
     def parts(self) -> list[Part]:
         """Return one part per file of each domain."""

@@ -21,11 +21,12 @@ class JsonLines(Source):
                 directory / domain
             )
             if not files:
-                records = {
-                    path.relative_to(directory).parts[0] for end in SUFFIXES for path in directory.rglob(f"*{end}")
-                }
+                named = (path for ending in SUFFIXES for path in directory.rglob(f"*{ending}"))
+                paths = [path.relative_to(directory) for path in named if path.is_file()]
                 needs = f"{domain} with the ending {ENDINGS}, or such files below {domain}/"
-                raise self.missing(domain, needs, {name.partition(".")[0] for name in records} - {""})
+                # A folder, such as a.parquet/ with the parts of a set, is a domain of that name.
+                known = {path.parts[0] if path.parts[1:] else path.name.partition(".")[0] for path in paths}
+                raise self.missing(domain, needs, known - {""})
             found += [Part(f"{domain}/{self.name_of(path)}", (path,)) for path in files]
         return found
 

@@ -91,9 +91,10 @@ class SlimPajama(Source):
 
     def download(self) -> str | None:
         """Name the datasets of the hub."""
-        extra = [EXTRA_HUB] if EXTRA_DOMAIN in (*self.config.train, *self.config.ood) else []
-        named = [(name, None) for name in (self.config.hub or "", *extra)]
-        return _hub.description(self.config, named) if self.config.hub is not None else None
+        if self.config.hub is None:
+            return None
+        extra = [self._extra_hub()] if EXTRA_DOMAIN in (*self.config.train, *self.config.ood) else []
+        return _hub.description(self.config, [(name, None) for name in (self.config.hub, *extra)])
 
     def _file_of(self, part: Part) -> tuple[str, str]:
         """Return the dataset and the file of a part that is not local."""
