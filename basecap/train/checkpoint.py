@@ -333,15 +333,6 @@ def stored_config(directory: Path) -> ModelConfig:
     return _read_state(_newest(directory))[1]
 
 
-def load_model(directory: Path) -> LanguageModel:
-    """Return the model of the newest checkpoint in `directory`, on the CPU, with averaged weights if there are any.
-
-    Raises:
-        CheckpointError: there is no checkpoint, or it is damaged.
-    """
-    return _load_evaluated(_newest(directory))
-
-
 def load_stored(path: Path) -> LanguageModel:
     """Return the model of a checkpoint or of stored weights, on the CPU, with averaged weights if there are any.
 

@@ -27,9 +27,10 @@ from basecap.plugins import load_plugin
 from basecap.records import RunInfo, RunRecords, StudyRecords
 from basecap.report import write_report
 from basecap.run.provenance import sources
+from basecap.run.trained import load_trained
 from basecap.study.config import validate
 from basecap.testing.new_mixer import write_mixer
-from basecap.train.checkpoint import load_model, save
+from basecap.train.checkpoint import save
 from tests.records.made_up import change
 from tests.run._execute import run
 from tests.small_study import WORDS, small_study
@@ -70,7 +71,7 @@ def test_the_folder_has_weights_tokenizer_and_settings_and_nothing_else(folder: 
 
 @torch.no_grad()
 def test_what_is_loaded_continues_a_text_as_the_run_does(folder: Path, study: StudyRecords):
-    ours = load_model(study.run("transformer++", 0).resume)
+    ours = load_trained(study.run("transformer++", 0).path, device="cpu").network
     loaded, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     ids = tokenizer("the river", return_tensors="pt").input_ids
     expected = generate(ours, ids, 8)
@@ -83,7 +84,7 @@ def test_large_weights_are_several_files_with_an_index(study: StudyRecords, tmp_
     made = Path(export(study.run("transformer++", 0).path, str(tmp_path / "x")))
     files = {*json.loads((made / "model.safetensors.index.json").read_text())["weight_map"].values()}
     assert len(files) > 1 and all((made / name).is_file() for name in files)
-    ours = load_model(study.run("transformer++", 0).resume).state_dict()
+    ours = load_trained(study.run("transformer++", 0).path, device="cpu").network.state_dict()
     loaded = AutoModelForCausalLM.from_pretrained(made).model.state_dict()
     assert all(torch.equal(value, ours[name]) for name, value in loaded.items()) and loaded.keys() == ours.keys()
 
@@ -174,7 +175,7 @@ def test_the_scores_of_lm_eval_are_ours(folder: Path, study: StudyRecords, tmp_p
     found = simple_evaluate(asked, tasks=["choices"], task_manager=manager, bootstrap_iters=0)["results"]["choices"]
     context = context_of(study)
     with torch.no_grad():
-        model = load_model(study.run("transformer++", 0).resume)
+        model = load_trained(study.run("transformer++", 0).path, device="cpu").network
         ours = few_shot(tmp_path / "tasks", "choices").run(model, context).measurements
     assert {one.metric: one.value for one in ours} == {"acc": found["acc,none"], "acc_norm": found["acc_norm,none"]}
 
@@ -245,6 +246,9 @@ def test_a_run_without_checkpoint_or_tokenizer_is_refused(study: StudyRecords, t
 
 def test_the_hub_needs_a_token_and_gets_one_commit(study: StudyRecords, monkeypatch):
     path = study.run("transformer++", 0).path
+    for name in ("", "me/models/one", "https://huggingface.co/me/model"):
+        with pytest.raises(ConfigError, match=f"hub:{name} is no name of a repository; give hub:OWNER/NAME"):
+            export(path, f"hub:{name}")
     monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
     with pytest.raises(ConfigError, match="hub:me/model needs a token of the Hugging Face hub; log in with `hf auth"):
         export(path, "hub:me/model")

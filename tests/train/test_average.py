@@ -68,7 +68,7 @@ def test_evaluations_see_the_average_and_training_never_does(model, stream, tmp_
             assert torch.equal(weight, averaged[step][name]) and not torch.equal(weight, plain[step][name])
     for parameter, other in zip(one.parameters(), two.parameters(), strict=True):
         assert torch.equal(parameter, other)
-    loaded = checkpoint.load_model(tmp_path / "averaged" / "resume")  # what `generate` uses
+    loaded = checkpoint.load_stored(checkpoint.latest(tmp_path / "averaged" / "resume"))  # what `generate` uses
     assert all(torch.equal(parameter, seen[20][name]) for name, parameter in loaded.named_parameters())
 
 

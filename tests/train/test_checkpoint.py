@@ -82,7 +82,7 @@ def test_persistent_buffers_are_resumed_to_the_bit(buffered, stream, tmp_path):
         train("resumed", stop)
     resumed, again = train("resumed")
     assert again == losses
-    loaded = checkpoint.load_model(tmp_path / "straight" / "resume")
+    loaded = checkpoint.load_stored(checkpoint.latest(tmp_path / "straight" / "resume"))
     for model in (straight, resumed, loaded):
         assert torch.equal(model.blocks[0].mixer.mean, straight.blocks[0].mixer.mean)
         assert model.blocks[0].mixer.turn == 20j
@@ -98,7 +98,7 @@ def test_a_buffer_that_a_checkpoint_lacks_is_named(buffered, tmp_path):
     save_file(tensors, path)
     sign(path.parent)
     with pytest.raises(CheckpointError, match=r"another model: blocks\.0\.mixer\.mean is in the model but not"):
-        checkpoint.load_model(tmp_path)
+        checkpoint.load_stored(path.parent)
 
 
 def sign(path: Path) -> None:
@@ -193,7 +193,7 @@ def test_a_state_of_impossible_size_is_named(saved):
     path.write_text(json.dumps({**state, "model": {**state["model"], "vocab": 10**20}}))
     sign(path.parent)
     with pytest.raises(CheckpointError, match=r"step-8 is unreadable \(state\.json: "):
-        checkpoint.load_model(saved)
+        checkpoint.stored_config(saved)
 
 
 @pytest.mark.parametrize("key", ["step", "model", "hidden"])
@@ -204,7 +204,10 @@ def test_an_incomplete_state_is_named(saved, model, key):
     path.write_text(json.dumps(state))
     sign(path.parent)
     optimiser = build_optimiser(model, model.recipe(), config())
-    for read in (lambda: checkpoint.load_model(saved), lambda: checkpoint.restore(saved / "step-8", model, optimiser)):
+    for read in (
+        lambda: checkpoint.stored_config(saved),
+        lambda: checkpoint.restore(saved / "step-8", model, optimiser),
+    ):
         with pytest.raises(
             CheckpointError, match=r"step-8 is unreadable \(state\.json: .*; remove .* to train it again"
         ):
@@ -215,7 +218,7 @@ def test_a_state_that_is_no_object_is_named(saved):
     (saved / "step-8" / "state.json").write_text("5")
     sign(saved / "step-8")
     with pytest.raises(CheckpointError, match=r"state\.json"):
-        checkpoint.load_model(saved)
+        checkpoint.stored_config(saved)
 
 
 FILES = ("model.safetensors", "optimiser.safetensors", "state.json", "SHA256SUMS")
@@ -238,7 +241,7 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before_and_that_is_said(saved
     assert len(log) == 1 and log[0].startswith(f"checkpoint {saved / 'step-9'} is damaged (")
     assert log[0].endswith("; resuming from step-8.") and "\n" not in log[0]
     with pytest.raises(CheckpointError, match=rf"step-9 is damaged \(.*\); remove {saved / 'step-9'} to use step-8\.$"):
-        checkpoint.load_model(saved)
+        checkpoint.stored_config(saved)
     damage(saved / "step-8" / name)
     with pytest.raises(
         CheckpointError, match=rf"there is no intact checkpoint; remove {saved.parent} to train it again\.$"

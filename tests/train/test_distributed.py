@@ -32,7 +32,7 @@ def test_two_processes_with_uneven_rows_and_an_interruption_train_as_one(model, 
     for a, b in zip(one.metrics(), two.metrics(), strict=True):
         assert math.isclose(a["train_loss"], b["train_loss"], rel_tol=1e-4)
         assert math.isclose(a["grad_norm"], b["grad_norm"], rel_tol=1e-3)
-    trained = checkpoint.load_model(two.resume)
+    trained = checkpoint.load_stored(checkpoint.latest(two.resume))
     for (name, p), q in zip(model.named_parameters(), trained.parameters(), strict=True):
         torch.testing.assert_close(p, q, rtol=1e-3, atol=1e-4, msg=name)
 

@@ -92,7 +92,7 @@ def test_resume_is_exact_to_the_bit(model, stream, tmp_path):
     resumed = train(fresh(model), stream, tmp_path / "resumed", options, lambda model, step, tokens: seen.append(step))
     assert seen == [15, 20]  # the checkpoint of step 14 is kept; later steps are repeated
     assert curve(resumed) == curve(straight)
-    a, b = (checkpoint.load_model(records.resume) for records in (straight, resumed))
+    a, b = (checkpoint.load_stored(checkpoint.latest(records.resume)) for records in (straight, resumed))
     for (name, one), other in zip(a.named_parameters(), b.parameters(), strict=True):
         assert torch.equal(one, other), name
 
@@ -108,7 +108,7 @@ def test_evaluations_see_no_dropout_and_training_does(model, stream, tmp_path):
 
     records = train(model, stream, tmp_path, config(eval_every=5 * BATCH * LENGTH), evaluate)
     assert (len(modes[True]), len(modes[False])) == (20, 4)
-    assert not checkpoint.load_model(records.resume).training
+    assert not checkpoint.load_stored(checkpoint.latest(records.resume)).training
 
 
 def test_a_finished_run_does_nothing(model, stream, tmp_path):
@@ -211,7 +211,7 @@ def test_what_is_bad_may_be_in_another_process(model, stream, tmp_path, monkeypa
 
 def test_a_directory_without_a_checkpoint_is_refused(tmp_path):
     with pytest.raises(CheckpointError, match="has no checkpoint"):
-        checkpoint.load_model(tmp_path / "nothing")
+        checkpoint.stored_config(tmp_path / "nothing")
 
 
 @pytest.mark.parametrize(("changes", "word"), [({"micro_batch": 3}, "micro_batch"), ({"batch": 3}, "processes")])
