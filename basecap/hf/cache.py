@@ -37,14 +37,16 @@ class DecodingCache:
         `mask_BT` is 0 where a prompt is padded on the left; it is not used after the prompt.
 
         Raises:
-            ConfigError: a prompt that ends with padding, more tokens than learned positions, or several tokens after a
-                prompt.
+            ConfigError: a prompt without tokens, or that ends with padding, more tokens than learned positions, or
+                several tokens after a prompt.
         """
         if self.caches is not None:
             return model.step(tokens_BT, self.caches)
         self.caches = model.init_cache(len(tokens_BT), self.max_length)
         if mask_BT is None or bool(mask_BT.all()):
             return model.prefill(tokens_BT, self.caches)
+        if not bool(mask_BT.any(dim=1).all()):
+            raise ConfigError("a prompt to continue has no token; begin an empty one with bos_token.")
         if not bool(mask_BT[:, -1].all()):
             raise ConfigError("a prompt to continue is padded on the right; set tokenizer.padding_side = 'left'.")
         prompts = [row[own] for row, own in zip(tokens_BT, mask_BT.bool(), strict=True)]

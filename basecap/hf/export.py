@@ -154,9 +154,17 @@ def _refuse_without_decoding(name: str, model: LanguageModel) -> None:
 
 
 def _token(to: str) -> str:
-    """Return the token that an upload needs; raises ConfigError without one, DataError when the hub is out of reach."""
-    from huggingface_hub import get_token
+    """Return the token that an upload needs.
 
+    Raises ConfigError for a name that no repository has, or without a token; DataError when the hub is out of reach.
+    """
+    from huggingface_hub import get_token
+    from huggingface_hub.utils import HFValidationError, validate_repo_id
+
+    try:
+        validate_repo_id(to.removeprefix(HUB))
+    except HFValidationError as error:
+        raise ConfigError(f"{to} is no name of a repository; give {HUB}OWNER/NAME.") from error
     token = get_token()
     if token is None:
         raise ConfigError(f"{to} needs a token of the Hugging Face hub; log in with `hf auth login`, or set HF_TOKEN.")

@@ -67,6 +67,8 @@ class BasecapForCausalLM(PreTrainedModel, GenerationMixin):
     accepts_loss_kwargs = True
     _is_stateful = True  # its cache cannot be cropped, which assisted generation needs
     _no_split_modules = ["Block"]  # noqa: RUF012
+    supports_gradient_checkpointing = True
+    gradient_checkpointing = False  # transformers sets it
 
     def __init__(self, config: BasecapConfig):
         """Build the modules of `config`; raises ConfigError where a plugin that it needs is not loaded."""
@@ -115,6 +117,7 @@ class BasecapForCausalLM(PreTrainedModel, GenerationMixin):
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
+        tokenizer: Any = None,
     ) -> CausalLMOutputWithPast | tuple[Tensor, ...]:
         """Return logits [B, T, vocab], and with `labels` the mean loss in nats per token.
 
@@ -131,14 +134,19 @@ class BasecapForCausalLM(PreTrainedModel, GenerationMixin):
             output_attentions: must be false.
             output_hidden_states: must be false.
             return_dict: whether to return an output with names, the default, instead of a tuple.
+            tokenizer: ignored; `generate` passes on what it needs for `stop_strings`.
 
         Raises:
-            ConfigError: arguments that must not be given, a mask with holes, or more tokens than learned positions.
+            ConfigError: arguments that must not be given, no token, a mask with holes, or more tokens than learned
+                positions.
         """
         if input_ids is None or inputs_embeds is not None:
             raise ConfigError("basecap's models read input_ids; leave out inputs_embeds.")
+        if input_ids.shape[-1] < 1:
+            raise ConfigError(f"input_ids {tuple(input_ids.shape)} have no token; begin an empty text with bos_token.")
         if output_attentions or output_hidden_states:
             raise ConfigError("basecap's models return logits alone; leave out output_attentions and hidden states.")
+        self.model.checkpointing = self.gradient_checkpointing and self.training
         if cache is not None:
             logits = cache.read(self.model, input_ids, attention_mask)[:, None]
         else:

@@ -49,10 +49,10 @@ def _connect(host: str, port: int) -> str | None:
 
 
 def refuse_unreachable(what: str, remedy: str) -> None:
-    """Raise DataError with a `remedy` when `what` would be read from the hub and the hub is out of reach."""
+    """Raise DataError with a `remedy` when `what` needs the hub, and the hub is out of reach."""
     reason = unreachable()
     if reason is not None:
-        raise DataError(f"{what} is read from the Hugging Face hub, which is out of reach ({reason}); {remedy}.")
+        raise DataError(f"{what} needs the Hugging Face hub, which is out of reach ({reason}); {remedy}.")
 
 
 @contextlib.contextmanager

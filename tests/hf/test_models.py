@@ -5,10 +5,12 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
+from basecap.data.tokenizer import byte_tokenizer
 from basecap.errors import ConfigError
 from basecap.hf import BasecapConfig, BasecapForCausalLM
+from basecap.hf.export import write_tokenizer
 from basecap.mixers import ARCHITECTURES
 from basecap.models.config import model_config
 from basecap.models.generate import generate
@@ -97,9 +99,39 @@ def test_beams_continue_what_they_have_read(tmp_path: Path):
     assert torch.equal(with_cache, without)
 
 
+def test_generate_ends_at_a_text(tmp_path: Path):
+    _, loaded = exported("rwkv-7", tmp_path)
+    write_tokenizer(byte_tokenizer(), tmp_path)
+    tokens, mask = padded(prompts(), "left")
+    options = {"attention_mask": mask[:1], "max_new_tokens": 5, "eos_token_id": None}
+    whole = loaded.generate(tokens[:1], **options)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    stop = tokenizer.decode(whole[0, tokens.shape[1] + 1])
+    ended = loaded.generate(tokens[:1], stop_strings=[stop], tokenizer=tokenizer, **options)
+    assert torch.equal(ended, whole[:, : ended.shape[1]]) and ended.shape[1] < whole.shape[1]
+
+
+def test_activations_that_are_computed_again_give_the_same_gradients():
+    model, tokens = BasecapForCausalLM(config_of("gated-deltanet")), prompts()[1]
+    loss = model(tokens, labels=tokens).loss
+    expected = torch.autograd.grad(loss, [*model.parameters()])
+    model.activation_checkpointing_enable()
+    model.train()
+    loss = model(tokens, labels=tokens).loss
+    assert model.model.checkpointing
+    assert all(map(torch.equal, torch.autograd.grad(loss, [*model.parameters()]), expected))
+    model.activation_checkpointing_disable()
+    model(tokens)
+    assert not model.model.checkpointing
+
+
 def test_one_sentence_for_what_cannot_be_read():
     model = BasecapForCausalLM(config_of("transformer++"))
     tokens = prompts()[0]
+    with pytest.raises(ConfigError, match=r"input_ids \(1, 0\) have no token; begin an empty text with bos_token"):
+        model(tokens[:, :0], attention_mask=tokens[:, :0])
+    with pytest.raises(ConfigError, match="a prompt to continue has no token; begin an empty one with bos_token"):
+        model.generate(tokens.repeat(2, 1), attention_mask=torch.tensor([[1, 1, 1], [0, 0, 0]]), max_new_tokens=2)
     with pytest.raises(ConfigError, match="has a 0 between tokens of a row"):
         model(tokens, attention_mask=torch.tensor([[1, 0, 1]]))
     with pytest.raises(ConfigError, match=r"is padded on the right; set tokenizer\.padding_side = 'left'"):

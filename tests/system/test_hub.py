@@ -28,7 +28,7 @@ def connected(monkeypatch):
 
 def test_a_process_asks_once_for_a_hub_that_is_out_of_reach(connected):
     sentence = (
-        r"^dataset 'a' is read from the Hugging Face hub, which is out of reach "
+        r"^dataset 'a' needs the Hugging Face hub, which is out of reach "
         r"\(no connection to huggingface.co: Name or service not known\); check the network\.$"
     )
     for _ in range(2):
