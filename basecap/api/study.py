@@ -177,7 +177,7 @@ def open_study(directory: str | Path) -> Study:
     records = StudyRecords(path)
     if not records.has_study:
         near = [path.parent.parent, *entries(path), *entries(path.parent)]
-        studies = [str(place) for place in near if StudyRecords(place).has_study]
+        studies = [str(place) for place in dict.fromkeys(near) if StudyRecords(place).has_study]
         near_by = f"did you mean {studies[0]!r}?" if len(studies) == 1 else nearest(str(path), studies)
         hint = near_by if studies else "give the directory of `basecap run`."
         raise ConfigError(f"{path} holds no study (no study.yaml); {hint}")

@@ -38,7 +38,7 @@ def read_prompt_file(path: Path) -> list[str]:
         ConfigError: the file cannot be read, is not text, has no prompt, or a line of a *.jsonl is something else.
     """
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
     except OSError as error:
         raise ConfigError(f"{path} cannot be read ({error.strerror}); give a file of prompts.") from error
     except UnicodeDecodeError as error:

@@ -124,6 +124,8 @@ class TrainedModel:
         for given, what in ((prompts, "prompts"), (stops, "stops")):
             if isinstance(given, str):
                 raise ConfigError(f"{what} is one text; give a list of texts.")
+        for stop in stops:
+            refuse_bytes(stop)
         if "" in stops:
             raise ConfigError("a text to stop at is empty; give at least one character.")
         if not is_whole(tokens) or not 1 <= tokens <= MOST_TOKENS:

@@ -1,5 +1,6 @@
 """A study from Python shows what its report shows, and says in a sentence what is not there."""
 
+import contextlib
 import csv
 import json
 import re
@@ -64,6 +65,11 @@ def test_tables_become_data_frames_where_pandas_is_installed(study, monkeypatch)
         table.to_pandas()
 
 
+def open_here(directory):
+    with contextlib.chdir(directory):
+        basecap.open(".")
+
+
 @pytest.mark.parametrize(
     ("ask", "sentence"),
     [
@@ -75,6 +81,7 @@ def test_tables_become_data_frames_where_pandas_is_installed(study, monkeypatch)
         (lambda study: study.figure("gaps").save("gaps.png"), "written as .svg, .pdf or .json; give gaps.png one of"),
         (lambda study: basecap.open(study.path / "runs" / "other-s0"), "holds no study (no study.yaml); did you mean"),
         (lambda study: basecap.open(study.path.parent), "zoo'?"),
+        (lambda study: open_here(study.path.parent), ". holds no study (no study.yaml); did you mean 'zoo'?"),
         (lambda study: basecap.open("nowhere"), "nowhere holds no study (no study.yaml); give the directory of"),
         (lambda study: basecap.load(study.path / "runs" / "othr-s0"), "is not the directory of a run; did you mean"),
         (lambda study: basecap.load(study.path, plugins="x.py"), "plugins is one file; give a list, plugins=['x.py']."),

@@ -103,7 +103,7 @@ def test_run_report_generate(study_file, tmp_path, basecap, refused):
     assert texts[0] == texts[1] != texts[2]
     assert texts[0].startswith("the river")
     prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text('"the river"\n\n{"prompt": "a"}\n')
+    prompts.write_text('\ufeff"the river"\n\n{"prompt": "a"}\n')  # as editors of Windows begin a file
     options = ("--prompts", prompts, "--tokens", 8, "--seed", 1, "--json")
     found = json.loads(basecap("generate", run, "of the", *options)[1])
     assert [one["prompt"] for one in found] == ["of the", "the river", "a"]

@@ -130,6 +130,7 @@ def test_an_imported_model_is_loaded_and_evaluated_by_its_directory(study: Path,
     for wrong, message in (
         (lambda: loaded.generate_each("the river"), "prompts is one text; give a list of texts."),
         (lambda: loaded.generate_each(["a"], stops="river"), "stops is one text; give a list of texts."),
+        (lambda: loaded.generate_each(["a"], stops=[1]), "1 is not text; give a str."),
         (lambda: loaded.generate("a", 0), "tokens is 0; give a whole number from 1 to 1,048,576."),
         (lambda: loaded.generate("a", 2.5), "tokens is 2.5; give a whole number from 1 to 1,048,576."),
         (lambda: loaded.generate("a", 2**21), "tokens is 2097152; give a whole number from 1 to 1,048,576."),
