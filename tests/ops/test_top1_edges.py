@@ -1,12 +1,13 @@
 """Top-1 selection at the edges: autocast, numbers that are none, more chunks asked for than there are."""
 
-import shutil
+import re
 from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from basecap.errors import ConfigError
 from basecap.ops import (
@@ -131,16 +132,14 @@ def test_a_compiled_graph_checks_its_bounds(bounds: list[int]):
         compiled(q, torch.tensor(bounds))
 
 
-@pytest.mark.skipif(shutil.which("g++") is None, reason="code for a CPU needs a compiler")
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of PyTorch's compiler, about PyTorch
-@pytest.mark.parametrize("bounds", [None, torch.tensor([0, 70, 299])])
-def test_code_compiled_for_a_cpu_cuts_the_same_chunks(bounds: Tensor | None):
-    """At a length whose last few tokens do not fill a vector."""
-    q = torch.randn(1, 299, 1, 16)
-    torch.compiler.reset()
-    compiled = torch.compile(lambda: chunk_grid(q, 32, None, bounds), fullgraph=True)
-    for found, expected in zip(compiled(), chunk_grid(q, 32, None, bounds), strict=True):
-        assert torch.equal(found, expected)
+def test_a_grid_takes_no_division():
+    """Of ranges, compiled for a CPU, PyTorch 2.13 gets the last quotients wrong; to compile this takes 20 seconds."""
+    uniform = make_fx(lambda: grids._uniform_grid(2, 299, 32, torch.device("cpu")))()
+    packed = make_fx(lambda bounds: grids._packed_grid(bounds, 299, 32))(torch.tensor([0, 70, 299]))
+    for graph in (uniform, packed):
+        called = {str(node.target) for node in graph.graph.nodes if node.op == "call_function"}
+        assert any("shift" in name for name in called)
+        assert not [name for name in called if re.search("div|remainder|fmod", name)]
 
 
 @pytest.mark.parametrize(
