@@ -97,6 +97,41 @@ def pretend(name: str, inspect: Callable[[Any, Any, dict], str] = lambda kernel,
     return found
 
 
+def stop_at_llvm() -> None:
+    """Have kernels of Triton, not those of Gluon, compile no further than LLVM's code, and have that not optimised.
+
+    There all is known that is written of them, as how much shared memory they take. The rest is most of the time.
+    """
+    from triton import knobs
+    from triton._C.libtriton import llvm
+    from triton.backends.compiler import Language
+
+    def unoptimised(compile_stage: Callable) -> Callable:
+        def run(source: object, metadata: dict) -> object:
+            usual, llvm.optimize_module = llvm.optimize_module, lambda *module: None
+            try:
+                return compile_stage(source, metadata)
+            finally:
+                llvm.optimize_module = usual
+
+        return run
+
+    def nothing(source: object, metadata: dict) -> bytes:
+        metadata["name"] = ""
+        return b""
+
+    def cut(*stages_of_one: Any) -> tuple[str, str]:
+        if stages_of_one:
+            _, stages, _, language, _ = stages_of_one
+            if language == Language.TRITON:
+                stages["llir"] = unoptimised(stages["llir"])
+                for later in list(stages)[list(stages).index("llir") + 1 :]:
+                    stages[later] = nothing
+        return "stops at LLVM", "stops at LLVM"  # part of the names of what Triton keeps
+
+    knobs.runtime.add_stages_inspection_hook = cut
+
+
 def _run() -> Any:
     from triton.runtime import JITFunction
 

@@ -32,7 +32,7 @@ from basecap.ops.top1_element import operators as element_operators
 from basecap.ops.wkv4 import wkv4
 from basecap.ops.wkv6 import wkv6
 from basecap.ops.wkv7 import wkv7, wkv7_bounded
-from tests.ops._cards import pretend
+from tests.ops._cards import pretend, stop_at_llvm
 
 #: Loads of spilled registers that a kernel in Gluon may have: this one's accumulators nearly fill them.
 SPILLED = {("attend_bwd_kernel", 128): 60}
@@ -40,9 +40,10 @@ SPILLED = {("attend_bwd_kernel", 128): 60}
 B, T, H = 2, 256, 4
 
 
+# Kernels of Triton are compiled to LLVM's code, which is all that depends on them but what an assembler makes of it.
 # After a change of kernels also `python -m tests.ops.test_kernels_compile float32 all` and `bfloat16 all`, which take a
-# minute and two: what they compile beside this, a card tests in their stead. `python -m tests.ops.kernels_on_cards`
-# compiles all of them for other cards.
+# minute and two and go on to a GPU's code: what they compile beside this, a card tests in their stead.
+# `python -m tests.ops.kernels_on_cards` compiles all of them for other cards.
 @pytest.mark.parametrize(("dtype", "part"), [("bfloat16", "top1_chunk"), ("bfloat16", "others")])
 def test_kernels_compile(dtype: str, part: str, tmp_path: Path, pytestconfig: pytest.Config):
     pytest.importorskip("triton")
@@ -242,9 +243,11 @@ def main(dtype: torch.dtype, part: str) -> None:
     """Compile kernels: of `top1_chunk` in the sizes of the suite, of the other operators, or of all in every size.
 
     Fails if one cannot be launched or, in bfloat16, which all take, was not. With the others go a few for other cards,
-    those that need most there.
+    those that need most there. Only "all" compiles kernels of Triton further than to LLVM's code.
     """
     found = pretend("H200", wasted)
+    if part != "all":
+        stop_at_llvm()
     for launch, own_part in LAUNCHES.items():
         if part in ("all", own_part):
             launch(dtype)
