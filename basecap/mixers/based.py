@@ -122,6 +122,7 @@ class BasedConv(Mixer):
         conv_width: int = Field(3, ge=1, description="tokens the convolution sees")
 
     takes_lengths = True
+    continues = True
 
     def __init__(self, config: Config, layer: LayerSpec):
         super().__init__(config, layer)
@@ -149,11 +150,15 @@ class BasedConv(Mixer):
         return self._finish(self.conv.step(u, cache.tensors["conv"]), gate)
 
     def prefill(self, x_BTD: Tensor, cache: Cache) -> Tensor:
-        """Mix a prompt at once and keep its last inputs."""
+        """Mix a prompt, or more of it, at once and keep its last inputs."""
         u, gate = self.in_proj(x_BTD).chunk(2, dim=-1)
-        self.conv.fill(u, cache.tensors["conv"])
-        cache.length = x_BTD.shape[1]
-        return self._finish(self.conv(u), gate)
+        if cache.length:
+            convolved = self.conv.further(u, cache.tensors["conv"])
+        else:
+            self.conv.fill(u, cache.tensors["conv"])
+            convolved = self.conv(u)
+        cache.length += x_BTD.shape[1]
+        return self._finish(convolved, gate)
 
     def influence(self, x_BTD: Tensor) -> Influence:
         """Return the taps of each channel's convolution; the same for every input."""

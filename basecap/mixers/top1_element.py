@@ -1,5 +1,6 @@
 """Top-1 element selection: the output is the value of the single key with the highest score."""
 
+import torch
 from pydantic import Field
 from torch import Tensor
 
@@ -27,6 +28,7 @@ class Top1Element(HeadedMixer):
     """
 
     takes_lengths = True
+    continues = True
 
     class Config(SelectionConfig):
         """Options of Top-1 element selection."""
@@ -56,10 +58,21 @@ class Top1Element(HeadedMixer):
 
     def step(self, x_B1D: Tensor, cache: Cache) -> Tensor:
         """Select for one more token."""
-        q, k, v = self.project(x_B1D, start=cache.start, last=cache.tensors.get("canon"))
-        o_B1HK = top1_element_step(q, k, v, cache.tensors, cache.length, lengths=cache.lengths)
-        cache.length += 1
-        return self.finish(o_B1HK.to(q.dtype), x_B1D)
+        return self._extend(x_B1D, cache)
+
+    def prefill(self, x_BTD: Tensor, cache: Cache) -> Tensor:
+        """Mix a prompt, or more of it, and keep its keys and values."""
+        return self._extend(x_BTD, cache) if cache.length else super().prefill(x_BTD, cache)
+
+    def _extend(self, x_BTD: Tensor, cache: Cache) -> Tensor:
+        """Select for further tokens one after the other, with one projection of all."""
+        projected = self.project(x_BTD, start=cache.start, last=cache.tensors.get("canon"))
+        outputs = []
+        for t, (q, k, v) in enumerate(zip(*(x.split(1, dim=1) for x in projected), strict=True)):
+            lengths = None if cache.lengths is None else cache.lengths + t
+            outputs.append(top1_element_step(q, k, v, cache.tensors, cache.length, lengths=lengths).to(q.dtype))
+            cache.length += 1
+        return self.finish(torch.cat(outputs, dim=1), x_BTD)
 
     def influence(self, x_BTD: Tensor) -> Influence:
         """Return 1 at the chosen key, 0 elsewhere."""

@@ -47,7 +47,10 @@ class Hops(Task):
                 f"set length to {2 * c.nodes + 2} or more."
             )
         if c.vocab <= c.nodes:
-            raise ConfigError(f"a vocabulary of {c.vocab} has no tokens for {c.nodes} nodes and a mark; raise vocab.")
+            raise ConfigError(
+                f"a vocabulary of {c.vocab} has no tokens for {c.nodes} nodes and a mark; "
+                f"set vocab to {c.nodes + 1} or more."
+            )
 
     def grid(self) -> tuple[Cell, ...]:
         """Return 1 to 8 steps, powers of two as in the paper's tests, in cycles of our choice."""

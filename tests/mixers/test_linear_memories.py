@@ -47,12 +47,12 @@ def test_gla_is_its_recurrence():
 
 
 @pytest.mark.parametrize("index", [0, 1, 2])
-def test_hgrn_2_is_its_recurrence_and_its_bounds_start_at_index_over_depth(index: int):
+def test_hgrn_2_is_its_recurrence_and_its_bounds_start_as_the_official_ones(index: int):
     started = HGRN2(HGRN2.Config(heads=2), LayerSpec(hidden=16, index=index, depth=3))
     initialise(started, started.recipe(), 0)
-    torch.testing.assert_close(
-        torch.zeros(16) if started.bound is None else started.bound.sigmoid(), torch.full((16,), index / 3)
-    )
+    official = torch.zeros(3, 16).softmax(0).cumsum(0)  # fla's bounds of all layers; the first layer's is taken off
+    found = torch.zeros(16) if started.bound is None else started.bound.sigmoid()
+    torch.testing.assert_close(found, official[index] - official[0])
     mixer, x = build(HGRN2, index), draw(2, 40, 16, seed=9)
     bound = 0.0 if mixer.bound is None else mixer.bound.sigmoid()
     q, f, v = mixer.qfv(x).chunk(3, dim=-1)

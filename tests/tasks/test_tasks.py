@@ -146,6 +146,11 @@ def test_one_wrong_token_makes_one_value_wrong(name):
             "a vocabulary of 9 is too small for values of 5 tokens: it has 4; raise vocab.",
         ),
         ("zoology-mqar", {"passes": 16}, "a length of 64 has room for 1 of 4 pairs;"),
+        ("hops", {"nodes": 40}, "a question do not fit into length 64; set length to 82 or more."),
+        ("hops", {"vocab": 16}, "no tokens for 16 nodes and a mark; set vocab to 17 or more."),
+        ("modular-arithmetic", {"operations": 40}, "do not fit into length 64; set length to 82 or more."),
+        ("capo", {"people": 3}, "5 people fit into length 64 and there are 3; raise people."),
+        ("parity", {"group": "S4"}, "cannot be 'S4': it should be 'parity', 'Z60', 'A5' or 'S5'"),
     ],
 )
 def test_what_does_not_fit_is_one_sentence(name, options, words):
