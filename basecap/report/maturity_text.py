@@ -36,8 +36,8 @@ def copies_text(copying: CopyingShares | None) -> str:
     """Return the shares that models copy as "12 … 28 %", a dash for one that was not measured."""
     if copying is None or copying.end is None:
         return "–"
-    begin = "–" if copying.begin is None else f"{100 * copying.begin + 0.0:.1f}"
-    return f"{begin} … {100 * copying.end + 0.0:.1f} %"
+    begin, end = ("–" if share is None else f"{round(100 * share, 1) + 0.0:.1f}" for share in vars(copying).values())
+    return f"{begin} … {end} %"
 
 
 def direction_text(found: Gap) -> str:

@@ -298,6 +298,7 @@ def test_a_reference_that_overfits_is_named():
 def test_copying_and_direction_are_written_for_the_table():
     shares = CopyingShares(begin=0.116, end=0.2847)
     assert copies_text(shares) == "11.6 … 28.5 %" and copies_text(replace(shares, begin=None)) == "– … 28.5 %"
+    assert copies_text(CopyingShares(begin=-4e-6, end=-0.012)) == "0.0 … -1.2 %"
     assert copies_text(None) == copies_text(CopyingShares(begin=None, end=None)) == "–"
     moved, after = (Interval(value=0.1, low=low, high=0.2) for low in (0.01, -0.1))
     where = Direction(now=0.1, drift=moved, next=after, state="open")

@@ -146,7 +146,8 @@ def immature(copying: CopyingShares, past: float, more: float | None) -> str:
 
 
 def _percent(share: float) -> str:
-    return f"{100 * share + 0.0:.{0 if share >= 0.1 else 1}f} %"
+    digits = 0 if share >= 0.1 else 1
+    return f"{round(100 * share, digits) + 0.0:.{digits}f} %"
 
 
 def too_early(row: Row, maturity: Maturity) -> Row:
@@ -200,7 +201,7 @@ def of(row: Row, maturity: Maturity) -> str:
         return f"{text}; measurably worse on {worse}" if worse else text
     if row.verdict == "degrades":
         return "worse out of domain than the reference at equal pre-training loss"
-    return f"{undecided(found)}; {_more(row)}"
+    return f"{undecided(found)}; {_more(row, overfits=maturity.rises is not None)}"
 
 
 def _difference(found: Gap) -> str:
@@ -236,9 +237,9 @@ def undecided(found: Gap) -> str:
     return f"the interval includes both 0 and the tolerance of {found.tolerance:.3f} nats"
 
 
-def _more(row: Row) -> str:
+def _more(row: Row, *, overfits: bool) -> str:
     if row.gap is not None and row.gap.tolerance is None:
-        return "train longer"
+        return "train on more text" if overfits else "train longer"
     if row.conditional:
         return "train at least three seeds"
     if row.more is None:

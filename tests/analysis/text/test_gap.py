@@ -220,7 +220,7 @@ def test_a_reference_that_no_longer_falls_out_of_domain_decides_nothing():
             run.domains[domain].nats[:] = run.domains[domain].nats[:, ::-1]
     (row,) = rows_of(["other 0"], found, setting(), _draws())
     assert row.gap.tolerance is None and row.gap.tokens is None
-    assert row.verdict == "undecided" and "does not fall while it trains" in row.words
+    assert row.verdict == "undecided" and "does not fall while it trains; train longer" in row.words
 
 
 def test_a_gap_is_worth_a_finite_share_where_the_reference_hardly_falls():
