@@ -30,7 +30,7 @@ def maturity_warnings(plan: Plan, parameters: float, sizes: Sequence[int]) -> li
         return []
     run = own[0]
     tokens = run.timetable.end * run.timetable.step_tokens
-    line = f"{_millions(tokens)} tokens of {study.reference} are {tokens / parameters:.2g} a parameter."
+    line = f"{_millions(tokens)} tokens of {study.reference} are {_short(tokens / parameters, 2)} a parameter."
     warnings = [*_too_early(study, tokens, parameters), *_copying(plan), *_many_passes(plan.runs, sizes)]
     return [line, *(f"Warning: {sentence}" for sentence in warnings)]
 
@@ -70,4 +70,9 @@ def _many_passes(runs: Sequence[RunSpec], sizes: Sequence[int]) -> Iterator[str]
 
 
 def _millions(tokens: float) -> str:
-    return f"{tokens / 1e6:.3g}M"
+    return f"{_short(tokens / 1e6, 3)}M"
+
+
+def _short(value: float, digits: int) -> str:
+    """Return a number with so many digits and without an exponent, such as "100,000"."""
+    return f"{float(f'{value:.{digits}g}'):,g}"
