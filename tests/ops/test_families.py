@@ -124,6 +124,7 @@ def test_what_a_gpu_cannot_launch_runs_elsewhere(monkeypatch: pytest.MonkeyPatch
         per_channel, nothing = x[:, :, 0], (None, None)
         given = {
             "delta_rule": (x, x, None),
+            "forgetting_attention": (x, x),
             "long_convolution": (per_channel, None),
             "selective_scan": (per_channel,),
             "ssd": (x, x),
@@ -139,7 +140,8 @@ def test_what_a_gpu_cannot_launch_runs_elsewhere(monkeypatch: pytest.MonkeyPatch
     kernels = {("delta_rule", "triton_kernels"), ("long_convolution", "triton_kernels"), ("ssd", "triton_kernels")}
     kernels |= {(op, "triton_chunks") for op in ("wkv6", "wkv7")}
     rows = {("selective_scan", "triton_kernels"), ("wkv4", "triton_kernels"), ("top1_chunk_step", "triton_step")}
-    heads = {("taylor_attention", "triton_kernels"), ("wkv6", "triton_tokens"), ("wkv7", "triton_tokens")}
+    heads = {(op, "triton_kernels") for op in ("forgetting_attention", "taylor_attention")}
+    heads |= {("wkv6", "triton_tokens"), ("wkv7", "triton_tokens")}
     assert refused(65_535, 100, 1, 16) == set()
     assert refused(65_536, 100, 1, 16) == kernels | rows | heads
     assert refused(8192, 100, 8, 16) == heads

@@ -21,6 +21,7 @@ from torch import Tensor
 import basecap.ops
 from basecap.ops import top1_chunk, top1_chunk_cache, top1_chunk_choice, top1_chunk_step
 from basecap.ops.delta_rule import delta_rule
+from basecap.ops.forgetting_attention import forgetting_attention
 from basecap.ops.linear_cross_entropy import linear_cross_entropy
 from basecap.ops.long_convolution import long_convolution
 from basecap.ops.selective_scan import selective_scan
@@ -88,6 +89,12 @@ def launch_delta_rule(dtype: torch.dtype) -> None:
         train(delta_rule, q, k, v, beta)
     else:
         train(delta_rule, q, k, v, beta, log_decay, state_BHKV=leaf(B, H, K, V))
+
+
+def launch_forgetting_attention(dtype: torch.dtype) -> None:
+    K, segments = (64, True) if dtype == torch.bfloat16 else (16, False)
+    q, k, v = (leaf(B, T, H, K, dtype=dtype) for _ in range(3))
+    forgetting_attention(q, k, v, leaf(B, T, H), segments=packed(q) if segments else None).sum().backward()
 
 
 def launch_linear_cross_entropy(dtype: torch.dtype) -> None:

@@ -12,6 +12,7 @@ from basecap.ops import top1_chunk, top1_chunk_choice, top1_element
 from basecap.ops._dispatch import interpreted
 from basecap.ops._recurrence.operators import recur
 from basecap.ops.delta_rule import delta_rule
+from basecap.ops.forgetting_attention import forgetting_attention
 from basecap.ops.linear_cross_entropy import linear_cross_entropy
 from basecap.ops.long_convolution import long_convolution
 from basecap.ops.selective_scan import selective_scan
@@ -52,6 +53,9 @@ OPS = [
     pytest.param(lambda x: linear_cross_entropy(x, vocabulary, torch.arange(T)[None]), rows, id="cross_entropy"),
     kernels(lambda x: delta_rule(x, x, x, decays.exp(), decays, backend="triton")[0], heads, id="delta_rule kernels"),
     kernels(lambda x: ssd(x, x, x, decays, backend="triton")[0], heads, id="ssd kernels"),
+    kernels(
+        lambda x: forgetting_attention(x, x, x, decays, backend="triton"), heads, id="forgetting_attention kernels"
+    ),
     kernels(lambda x: taylor_attention(x, x, x, backend="triton"), heads, id="taylor kernels"),
     kernels(lambda x: wkv6(x, x, x, -heads.abs(), bonus, backend="triton")[0], heads, id="wkv6 kernels"),
     kernels(lambda x: long_convolution(x, taps.T, backend="triton"), draw(1, 65, K), id="long_convolution kernels"),

@@ -3,17 +3,17 @@
 from torch import Tensor
 
 from basecap.errors import ConfigError
-from basecap.ops._dispatch import choose, families
+from basecap.ops._dispatch import Backend, choose, families
 from basecap.ops._influence import Influence, wide
 from basecap.ops._shapes import check_devices, check_floating, check_scale, check_segments, finite_log_decay
 from basecap.ops._sums import running_sums
 from basecap.ops.attention import attention_step
-from basecap.ops.forgetting_attention import eager, reference
+from basecap.ops.forgetting_attention import eager, reference, triton_kernels
 
 __all__ = ["forgetting_attention", "forgetting_attention_step", "influence"]
 
-#: Plain PyTorch alone, see README.md.
-FAMILIES = families(eager)
+#: The fastest first.
+FAMILIES = families(triton_kernels, eager)
 
 
 def forgetting_attention(
@@ -24,10 +24,14 @@ def forgetting_attention(
     *,
     scale: float | None = None,
     segments: Tensor | None = None,
+    backend: Backend = "auto",
 ) -> Tensor:
     """Attend: o_t = sum_{s<=t} softmax_s(scale * q_t.k_s + sum_{s<r<=t} log_decay_r) v_s (arXiv 2503.02130, eq. 4).
 
-    Keys that the gates have closed for all later queries are not read: `README.md` has the bound.
+    Keys that the gates have closed for all later queries are not read: `README.md` has the bounds.
+
+    The kernels support first-order derivatives by torch.autograd; torch.func (grad, vjp, jvp), forward mode and second
+    derivatives raise an error. Plain PyTorch supports all of them.
 
     Args:
         q_BTHK: queries.
@@ -36,17 +40,19 @@ def forgetting_attention(
         log_decay_BTH: logarithms of the forget gates, at most 0; those of the first token have no effect.
         scale: positive factor of the scores; 1/sqrt(K) when None.
         segments: int64 [B, T], see `Mixer.forward`.
+        backend: "auto"; "eager" (plain PyTorch) and "triton" force one. The kernels take heads of at most 128 channels
+            in float32 or half precision; "auto" then means plain PyTorch for others.
 
     Returns:
         [B, T, H, V] in the dtype of q.
 
     Raises:
-        ConfigError: shapes, dtypes or devices that do not match, or an invalid scale.
+        ConfigError: shapes, dtypes or devices that do not match, an invalid scale, or a backend that cannot run.
     """
     scale = _check(q_BTHK, k_BTHK, v_BTHV, log_decay_BTH, scale)
     check_segments(segments, q_BTHK.shape[:2])
     check_devices({"q": q_BTHK, "segments": segments})
-    run = FAMILIES[choose("forgetting_attention", "auto", FAMILIES, q_BTHK, v_BTHV)]
+    run = FAMILIES[choose("forgetting_attention", backend, FAMILIES, q_BTHK, v_BTHV)]
     o_BTHV: Tensor = run.attention(q_BTHK, k_BTHK, v_BTHV, finite_log_decay(log_decay_BTH), scale, segments)
     return o_BTHV
 

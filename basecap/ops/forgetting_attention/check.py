@@ -4,7 +4,7 @@ from functools import partial
 
 from torch import Tensor
 
-from basecap.ops.cases import B, Case, Draw, H, K
+from basecap.ops.cases import B, Case, Draw, H, K, by_backend
 from basecap.ops.forgetting_attention import FAMILIES, forgetting_attention, reference
 
 FUNCTIONS = ("attention",)
@@ -16,13 +16,8 @@ def _inputs(size: float, draw: Draw, T: int) -> dict[str, Tensor]:
 
 
 def _case(size: float) -> Case:
-    return Case(
-        plain=forgetting_attention,
-        definition=partial(reference.attention, scale=K**-0.5),
-        inputs=partial(_inputs, size),
-        families=FAMILIES,
-        wide=("log_decay",),
-    )
+    definition = partial(reference.attention, scale=K**-0.5)
+    return by_backend(forgetting_attention, definition, partial(_inputs, size), FAMILIES, wide=("log_decay",))
 
 
 CASES = {"forgetting attention": _case(0.05), "forgetting attention, closing": _case(1.0)}
