@@ -129,6 +129,23 @@ def test_arguments_that_are_parts_of_one_tensor():
     torch.testing.assert_close(out, whole[3].sum(0) + 1)
 
 
+def test_an_argument_that_is_given_twice_is_one():
+    def add(x: Tensor, given: list[Tensor]) -> Tensor:
+        out = torch.empty_like(x)
+        dispatch(out, given[0], x.numel(), 1.0)
+        return out + x + given[1]
+
+    inputs = [(x, [torch.randn(5), x]) for (x,) in four(5)]
+    x, (y, _) = inputs[3]
+    wrapped = replayed(add)
+    for given in (*inputs[:3], inputs[3]):
+        Launcher.dispatched = 0
+        torch.testing.assert_close(wrapped(*given), add(*given))
+    assert Launcher.dispatched == 1  # the one that says what is right
+    torch.testing.assert_close(wrapped(x, [x, y]), add(x, [x, y]))  # another one of three is given twice
+    assert len(records_of(wrapped)) == 2
+
+
 def test_a_part_of_an_argument_that_begins_where_another_does():
     def part(x: Tensor, y: Tensor) -> Tensor:
         out = torch.empty(2)
@@ -177,7 +194,7 @@ def test_other_shapes_strides_and_numbers_have_records_of_their_own():
 
 
 @pytest.mark.parametrize(
-    "name", ["reads a value", "same memory twice", "part of shared memory", "other dtype", "boxed"]
+    "name", ["reads a value", "another view of the same", "part of shared memory", "other dtype", "boxed"]
 )
 def test_calls_that_no_record_can_hold_stay_ordinary(name: str):
     def reads(x: Tensor, y: Tensor) -> Tensor:
@@ -198,7 +215,7 @@ def test_calls_that_no_record_can_hold_stay_ordinary(name: str):
     x, y = whole[:4], whole[4:]
     function = {"reads a value": reads, "part of shared memory": part, "other dtype": bits, "boxed": boxed}.get(name)
     if function is None:
-        function, y = (lambda x, y: two_launches(x)), x
+        function, y = (lambda x, y: two_launches(x) + y.sum()), x[:2]
     wrapped = replayed(function)
     expected = function(x, y)
     for added in range(4):

@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 from triton.runtime.interpreter import GridExecutor
 
-from basecap.ops import _replay
+from basecap.bench.launch import CASES
+from basecap.ops import _dispatch, _replay
 from basecap.ops._dispatch import interpreted
 from basecap.ops._replay import record, recorder
 from basecap.ops.wkv7.triton_chunks import operators as wkv7
@@ -18,20 +19,30 @@ from basecap.testing.check_op import OPS
 
 #: Tokens by the op's case: several chunks where that is quick.
 TOKENS = {
-    "delta rule": 17, "long convolution": 40, "selective scan": 5, "short convolution": 20, "ssd": 40,
-    "taylor attention": 40, "top1-chunk exact": 40, "top1-chunk approx": 40, "top1-element": 40, "wkv4": 20,
+    "delta rule": 17, "linear cross entropy": 20, "long convolution": 40, "selective scan": 5, "short convolution": 20,
+    "ssd": 40, "taylor attention": 40, "top1-chunk exact": 40, "top1-chunk approx": 40, "top1-element": 40, "wkv4": 20,
     "wkv6": 40, "wkv6 by tokens, heads of 96": 3, "wkv7": 40,
 }  # fmt: skip
+#: Ops as models call them, without those on FlexAttention, and without Top-1 elements, which read what kernels chose.
+LAUNCHED = {
+    name: case
+    for name, case in CASES.items()
+    if name not in ("attention", "attention window", "forgetting_attention", "selected_attention", "top1_element")
+}
+PACKED = LAUNCHED.keys() - {"linear_cross_entropy", "long_convolution", "ssd_mimo", "taylor_attention"}
 ordinary = GridExecutor.__call__
+
+pytestmark = pytest.mark.skipif(not interpreted(), reason="needs TRITON_INTERPRET=1")
 
 
 class Launcher:
-    """Stands for the launcher of a compiled kernel. Counts its calls, which a record makes none of."""
+    """Stands for the launcher of a compiled kernel. Counts its calls, which a record makes none of, and launches."""
 
-    dispatched = 0
+    dispatched = launched = 0
 
     def __init__(self, executor: GridExecutor, options: Mapping[str, Any], dtypes: list[torch.dtype | None]) -> None:
         def launch(x: int, y: int, z: int, stream: int, *given: Any) -> None:
+            Launcher.launched += 1
             with _disable_current_modes():
                 tensors = [arg if dtype is None else _at(arg, dtype) for arg, dtype in zip(given, dtypes, strict=True)]
                 ordinary(executor, *tensors, **options)
@@ -63,14 +74,19 @@ def _called(name: str, inputs: Mapping[str, Tensor]) -> list[Tensor]:
     return [*(x.detach() for x in found), *grads]
 
 
-@pytest.mark.skipif(not interpreted(), reason="needs TRITON_INTERPRET=1")
-@pytest.mark.parametrize("name", TOKENS)
-def test_the_third_call_is_a_replay_with_the_bits_of_the_first(name: str, monkeypatch: pytest.MonkeyPatch):
+@pytest.fixture(autouse=True)
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Record launches of `Launcher`, on the CPU."""
     monkeypatch.setattr(_replay, "DEVICES", ("cpu",))
     monkeypatch.setattr(recorder, "launcher_class", lambda: Launcher)
     monkeypatch.setattr(recorder, "driver_utilities", lambda: None)
     monkeypatch.setattr(record, "current_stream", lambda: lambda device: 0)
     monkeypatch.setattr(GridExecutor, "__call__", _launch)
+    Launcher.dispatched = Launcher.launched = 0
+
+
+@pytest.mark.parametrize("name", TOKENS)
+def test_the_third_call_is_a_replay_with_the_bits_of_the_first(name: str):
     generator = torch.Generator().manual_seed(0)
     first, second = (
         OPS[name].inputs(lambda *shape: torch.randn(shape, generator=generator), TOKENS[name]) for _ in range(2)
@@ -78,7 +94,31 @@ def test_the_third_call_is_a_replay_with_the_bits_of_the_first(name: str, monkey
     expected = _called(name, first)
     _called(name, second)
     assert Launcher.dispatched
-    monkeypatch.setattr(Launcher, "dispatched", 0)
+    Launcher.dispatched = 0
     found = _called(name, first)
     assert Launcher.dispatched == 0
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [(kind, name) for kind in ("whole", "packed", "parts") for name in LAUNCHED if kind != "packed" or name in PACKED],
+)
+def test_nothing_goes_through_the_dispatcher_in_bfloat16(kind: str, name: str, monkeypatch: pytest.MonkeyPatch):
+    """Whatever has to be copied: inputs in float32, numbers of segments, and inputs that are parts of wider tensors."""
+    case, more = LAUNCHED[name], {"segments": torch.arange(40).expand(2, 40) // 16} if kind == "packed" else {}
+    monkeypatch.setattr(_dispatch, "_unsupported", lambda device, dtype, shared: None)
+    monkeypatch.setattr(_dispatch, "_off_the_gpu", lambda x: None)
+    monkeypatch.setattr("tests.ops.test_replay_of_ops.ordinary", lambda executor, *given, **options: None)
+    drawn = case.inputs(torch.zeros, 2, 40)
+    inputs = [x.bfloat16() if x.is_floating_point() and name not in case.wide else x for name, x in drawn.items()]
+    if kind == "parts":
+        inputs = [torch.stack([x, x], 1)[:, 0] if x.is_floating_point() and x.dim() > 2 else x for x in inputs]
+    for _ in range(3):
+        Launcher.dispatched = Launcher.launched = 0
+        leaves = [x.detach().requires_grad_() for x in inputs if x.is_floating_point()]
+        rest = iter(leaves)
+        out = case.op(*(next(rest) if x.is_floating_point() else x for x in inputs), **more)
+        out = out if isinstance(out, Tensor) else out[0]
+        torch.autograd.grad(out, leaves, torch.zeros_like(out), allow_unused=True)
+    assert Launcher.launched and Launcher.dispatched == 0

@@ -7,8 +7,8 @@ record, with one allocation for all tensors that do not leave the function. The 
 same, so the results are the same bit by bit.
 
 A call is ordinary where something has to watch it (a mode, a transform, fake tensors, a profiler of launches), where
-two arguments have the same memory, and where the function does what no record can hold. So is every call where Triton
-launches in another way than versions 3.4 to 3.7 do on NVIDIA's GPUs.
+two arguments are other views that begin at one address, and where the function does what no record can hold. So is
+every call where Triton launches in another way than versions 3.4 to 3.7 do on NVIDIA's GPUs.
 """
 
 import threading
@@ -73,28 +73,34 @@ def replayed(function: Callable[..., R]) -> Callable[..., R]:
 def _key(given: Sequence[Any], flat: list[Tensor]) -> tuple[Any, ...] | None:
     """Return what the function's work depends on, and add its tensors to `flat`; None: the call is ordinary."""
     parts: list[Any] = [torch.are_deterministic_algorithms_enabled()]
-    addresses: list[int] = []
     if torch.compiler.is_compiling() or _get_current_dispatch_mode() is not None:
         return None
-    if not _describe(given, flat, addresses, parts) or not flat:
+    if not _describe(given, flat, [], parts) or not flat:
         return None
     kind = _kind_of(flat[0].device)
-    # Records find arguments by their addresses.
-    if kind not in DEVICES or len({*addresses}) < len(addresses) or recorder.observed():
+    if kind not in DEVICES or recorder.observed():
         return None
     parts.append(torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind))
     return tuple(parts)
 
 
 def _describe(given: Sequence[Any], flat: list[Tensor], addresses: list[int], parts: list[Any]) -> bool:
-    """Add each argument to the lists, what it is to `parts`; return False if one is not of a known kind."""
+    """Add each argument to the lists, what it is to `parts`; return False if no record can hold one of them."""
     for x in given:
         kind = type(x)
         if kind in _PLAIN:
-            address = x.data_ptr()
+            address, layout = x.data_ptr(), (x.shape, x.stride(), x.dtype)
+            if address in addresses:
+                # A record finds arguments by their addresses: one that is given twice is one of its arguments.
+                of = addresses.index(address)
+                first = flat[of]
+                if layout != (first.shape, first.stride(), first.dtype):
+                    return False
+                parts.append(~of)  # no length of a list
+                continue
             flat.append(x)
             addresses.append(address)
-            parts += x.shape, x.stride(), x.dtype, x.get_device(), address % 16
+            parts += *layout, x.get_device(), address % 16
         elif kind is list or kind is tuple:
             parts.append(len(x))
             if not _describe(x, flat, addresses, parts):
