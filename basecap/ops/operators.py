@@ -125,24 +125,29 @@ def _watched(given: Sequence[Any]) -> bool:
     """Whether a mode, a transform, a trace or a kind of tensor has to see the operator."""
     if _get_current_dispatch_mode() is not None or functorch.peek_interpreter_stack() is not None:
         return True
-    return torch._C._is_tracing() or _any_tensor(given, _is_special)
+    return torch._C._is_tracing() or _has_special(given)
 
 
-def _is_special(x: Tensor) -> bool:
-    """Whether the tensor is more than its memory; one that `is_neg` stands for the negative of it."""
-    return type(x) not in _PLAIN or x.is_meta or x.is_neg() or functorch.is_legacy_batchedtensor(x)
+def _has_special(given: Sequence[Any]) -> bool:
+    """Whether a tensor is more than its memory; one that `is_neg` stands for the negative of it."""
+    for x in given:
+        if type(x) in _PLAIN:
+            if x.is_meta or x.is_neg() or functorch.is_legacy_batchedtensor(x):
+                return True
+        elif isinstance(x, (list, tuple)):
+            if _has_special(x):
+                return True
+        elif isinstance(x, Tensor):
+            return True
+    return False
 
 
 def _require_gradients(given: Sequence[Any]) -> bool:
-    return _any_tensor(given, lambda x: x.requires_grad)
-
-
-def _any_tensor(given: Sequence[Any], condition: Callable[[Tensor], bool]) -> bool:
-    """Return whether the condition holds for a tensor among the arguments or in a list of them."""
+    """Whether a tensor requires gradients; all are plain."""
     for x in given:
-        if isinstance(x, Tensor):
-            if condition(x):
+        if type(x) in _PLAIN:
+            if x.requires_grad:
                 return True
-        elif isinstance(x, (list, tuple)) and _any_tensor(x, condition):
+        elif isinstance(x, (list, tuple)) and _require_gradients(x):
             return True
     return False

@@ -6,9 +6,17 @@ import sys
 import pytest
 import torch
 
+from basecap.ops import _replay
+
 if not torch.cuda.is_available() and "triton" not in sys.modules:
     # Triton reads this once, when it is imported first.
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+
+@pytest.fixture(autouse=True)
+def unrecorded() -> None:
+    """Forget launches that were recorded before: a test may change a constant, or fill memory that a kernel gets."""
+    _replay.forget()
 
 
 def _poison(x: torch.Tensor) -> torch.Tensor:

@@ -129,6 +129,21 @@ def test_arguments_that_are_parts_of_one_tensor():
     torch.testing.assert_close(out, whole[3].sum(0) + 1)
 
 
+def test_forgotten_records_hold_no_constant_of_a_module(monkeypatch: pytest.MonkeyPatch):
+    def add(x: Tensor) -> Tensor:
+        return two_launches(x) + Launcher.number
+
+    monkeypatch.setattr(Launcher, "number", 1, raising=False)
+    wrapped, x = replayed(add), torch.ones(3)
+    for _ in range(3):
+        wrapped(x)
+    Launcher.number = 2
+    torch.testing.assert_close(wrapped(x), x + 4)  # as it was
+    _replay.forget()
+    for _ in range(3):
+        torch.testing.assert_close(wrapped(x), x + 5)
+
+
 def test_an_argument_that_is_given_twice_is_one():
     def add(x: Tensor, given: list[Tensor]) -> Tensor:
         out = torch.empty_like(x)

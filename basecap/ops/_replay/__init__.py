@@ -34,6 +34,9 @@ DEVICES = ("cuda",)
 _PLAIN = (Tensor, torch.nn.Parameter)
 _VALUES = (type(None), bool, int, str)
 
+#: The records of each function.
+_ALL: list[dict[Any, Any]] = []
+
 #: One function is recorded at a time: the recording replaces Triton's launcher.
 _recording = threading.Lock()
 
@@ -44,6 +47,7 @@ def replayed(function: Callable[..., R]) -> Callable[..., R]:
     Arguments are given by position: tensors, lists of them, numbers, strings and None.
     """
     records: dict[Any, Callable[..., R] | bool] = {}
+    _ALL.append(records)
 
     @wraps(function)
     def call(*given: Any) -> R:
@@ -68,6 +72,12 @@ def replayed(function: Callable[..., R]) -> Callable[..., R]:
         return function(*given)
 
     return call
+
+
+def forget() -> None:
+    """Forget all records. They hold what constants of modules were when they were made: for trials that change one."""
+    for records in _ALL:
+        records.clear()
 
 
 def _key(given: Sequence[Any], flat: list[Tensor]) -> tuple[Any, ...] | None:
