@@ -72,11 +72,12 @@ def test_retention_is_the_librarys():
     assert torch.equal(rotated[:, :5], mixer.inputs(F.pad(x, (0, 0, 7, 0)), 0, None)[0][:, 7:12])
 
 
-def test_decays_by_channel_follow_the_recurrence_of_fla():
+@pytest.mark.parametrize("parts", [None, 4])
+def test_decays_by_channel_follow_the_recurrence_of_fla(parts: int | None):
     recur = naive("gla/naive").naive_recurrent_gla
     q, k, v, f = (draw(2, 40, 3, 8, seed=seed).float() for seed in range(4))
     state = draw(2, 3, 8, 8, seed=5).float()
-    found = linear_memory(q * 8**-0.5, k, v, -4 * f.abs(), state, None)
+    found = linear_memory(q * 8**-0.5, k, v, -4 * f.abs(), state, None, parts)
     for ours, theirs in zip(found, recur(q, k, v, -4 * f.abs(), state, True), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
 
