@@ -85,6 +85,9 @@ def maturity_of(runs: Sequence[RunLosses], share: float, end: float, rises: floa
     if copying.end >= PAST and copying.begin is None:
         words = reasons.no_copying_at(share * end)
         return Maturity(state="maturity unknown", words=words, copying=copying, started=started, rises=rises)
+    if mature and (late := sum(share_after(run, end) < PAST for run in runs)):  # false for NaN
+        words = reasons.late_runs(late, len(runs), PAST)
+        return Maturity(state="early", words=words, copying=copying, started=started, rises=rises)
     if mature:
         words = reasons.mature(copying)
         return Maturity(state="mature", words=words, copying=copying, started=started, passed=passed, rises=rises)

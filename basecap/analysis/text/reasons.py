@@ -133,6 +133,12 @@ def mature(copying: CopyingShares) -> str:
     )
 
 
+def late_runs(late: int, runs: int, past: float) -> str:
+    """Say that some runs of the reference do not copy, while they do on average."""
+    do = "copies" if late == 1 else "copy"
+    return f"train longer: {late} of {runs} runs of the reference {do} less than {_percent(past)} at the end"
+
+
 def immature(copying: CopyingShares, past: float, more: float | None) -> str:
     """Say that the reference learns to copy within the trained range, or has only started to."""
     assert copying.end is not None

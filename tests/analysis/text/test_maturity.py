@@ -70,6 +70,15 @@ def test_runs_without_copying_do_not_count_beside_others():
     assert maturity_of(some, 0.5, 40_000_000.0, None).state == "mature"
 
 
+def test_a_reference_of_which_some_runs_never_copy_is_early():
+    """On average it copies as much where the range begins as at its end, and half of its runs have not begun."""
+    mixed = [copying(*[share] * 4) for share in (0.4, 0.4, 0.0, PAST)]
+    found = maturity_of(mixed, 0.5, 40_000_000.0, None)
+    assert found.state == "early" and found.copying.end == found.copying.begin > 2 * PAST
+    assert found.words == "train longer: 1 of 4 runs of the reference copies less than 10 % at the end"
+    assert maturity_of([mixed[0], mixed[3], copying(*[NAN] * 4)], 0.5, 40_000_000.0, None).state == "mature"
+
+
 def test_the_tokens_that_are_missing_follow_from_where_the_transition_began():
     """It starts after 20M tokens and takes 2.4 times as many; half of the run must come after that."""
     found = maturity_of([copying(0.0, STARTED, 0.1, 0.2, 0.25, 0.3)], 0.5, 60_000_000.0, None)
