@@ -62,15 +62,6 @@ class ModelFile:
                     "another one."
                 )
 
-    def require_heads(self, width: int) -> None:
-        """Raise ConfigError unless heads of `width` channels make up the width of the model."""
-        hidden, heads = self.whole("hidden_size"), self.whole("num_attention_heads")
-        if width * heads != hidden:
-            raise ConfigError(
-                f"this {self.kind} has {heads} heads of {width} channels at width {hidden}, and basecap's heads divide "
-                "the width; import another one."
-            )
-
     def rotary(self, fraction: float = 1.0) -> tuple[float, float]:
         """Return base and rotated share of RoPE; raises ConfigError for scaled positions."""
         given = self.values.get("rope_parameters") or self.values.get("rope_scaling") or {}
@@ -89,6 +80,8 @@ class Family(ABC):
 
     #: Endings of names in the files that are no weights, or repeat one.
     ignored: ClassVar[tuple[str, ...]] = ()
+    #: Beginnings of names of other parts than the language model, such as what reads pictures.
+    other_parts: ClassVar[tuple[str, ...]] = ()
     #: Names that some files have for the names in `rows`.
     renamed: ClassVar[Mapping[str, str]] = {}
 

@@ -39,7 +39,11 @@ def read_model(folder: Path) -> LanguageModel:
     except ConfigError as error:
         raise ConfigError(f"{folder} cannot be imported: {error}") from error
     with ExitStack() as held:
-        weights = {family.renamed.get(name, name): file for name, file in _open(folder, held).items()}
+        weights = {
+            family.renamed.get(name, name): file
+            for name, file in _open(folder, held).items()
+            if not name.startswith(family.other_parts)
+        }
         _refuse_other_size(config, family.rows(config), weights.keys(), folder)
         model = LanguageModel(config)
         _fill(model, list(family.rows(config)), weights, family.ignored, folder)

@@ -23,9 +23,10 @@ class Llama(Family):
         """Return transformer++ in the backbone swiglu, with the published widths."""
         published.require({"hidden_act": "silu", "attention_bias": False, "mlp_bias": False})
         hidden, heads = published.whole("hidden_size"), published.whole("num_attention_heads")
-        published.require_heads(published.values.get("head_dim") or hidden // heads)
         base, _ = published.rotary()
         options = {"heads": heads, "kv_heads": published.whole("num_key_value_heads", heads), "rope_base": base}
+        if published.values.get("head_dim") is not None:
+            options["head_dim"] = published.whole("head_dim")
         if published.values.get("sliding_window") is not None:
             options["window"] = published.whole("sliding_window")
         model = model_config(

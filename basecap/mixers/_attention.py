@@ -27,19 +27,18 @@ class AttentionHeads(nn.Module):
     def __init__(
         self,
         hidden: int,
-        heads: int | None,
-        kv_heads: int | None,
+        config: "HeadsConfig",
         *,
-        rope_base: float | None,
+        head_dim: int | None = None,
         rotary_fraction: float = 1.0,
         norm: HeadNormalisation = "none",
         bias: bool = False,
-        canon: bool = False,
     ):
         super().__init__()
-        self.heads = choose_heads(hidden, heads)
-        self.dim = divide(hidden, self.heads, "hidden size by heads")
-        self.groups = kv_heads or self.heads
+        heads, rope_base = config.heads, config.rope_base if config.position == "rope" else None
+        self.heads = heads if heads and head_dim else choose_heads(hidden, heads, head_dim or 64)
+        self.dim = head_dim or divide(hidden, self.heads, "hidden size by heads")
+        self.groups = config.kv_heads or self.heads
         divide(self.heads, self.groups, "heads by kv_heads")
         self.rope_base, self.norm = rope_base, norm
         self.rotary_dims = self.dim if rotary_fraction == 1.0 else 2 * round(self.dim * rotary_fraction / 2)
@@ -53,7 +52,7 @@ class AttentionHeads(nn.Module):
         self.qkv = nn.Linear(hidden, (self.heads + 2 * self.groups) * self.dim, bias=bias)
         self.q_gain = nn.Parameter(torch.empty(self.dim)) if norm == "gain" else None
         self.k_gain = nn.Parameter(torch.empty(self.dim)) if norm == "gain" else None
-        self.canon = Canon(self.qkv.out_features) if canon else None
+        self.canon = Canon(self.qkv.out_features) if config.canon else None
 
     def forward(
         self, x_BTD: Tensor, segments: Tensor | None = None, start: int | Tensor = 0, last: Tensor | None = None
@@ -151,23 +150,18 @@ class HeadedMixer(Mixer):
         layer: LayerSpec,
         *,
         norm: HeadNormalisation,
+        head_dim: int | None = None,
         rotary_fraction: float = 1.0,
         bias: bool = False,
     ):
         super().__init__(config, layer)
         self.project = AttentionHeads(
-            layer.hidden,
-            config.heads,
-            config.kv_heads,
-            rope_base=config.rope_base if config.position == "rope" else None,
-            rotary_fraction=rotary_fraction,
-            norm=norm,
-            bias=bias,
-            canon=config.canon,
+            layer.hidden, config, head_dim=head_dim, rotary_fraction=rotary_fraction, norm=norm, bias=bias
         )
-        gates = {"none": 0, "elementwise": layer.hidden, "per head": self.project.heads}[config.gate]
+        width = self.project.heads * self.project.dim
+        gates = {"none": 0, "elementwise": width, "per head": self.project.heads}[config.gate]
         self.gate = nn.Linear(layer.hidden, gates, bias=bias) if gates else None
-        self.out = nn.Linear(layer.hidden, layer.hidden, bias=bias)
+        self.out = nn.Linear(width, layer.hidden, bias=bias)
 
     @abstractmethod
     def attend(self, x_BTD: Tensor, q: Tensor, k: Tensor, v: Tensor, segments: Tensor | None = None) -> Tensor:

@@ -6,7 +6,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from basecap.mixers._contract import Cache, Mixer
+from basecap.mixers._contract import Cache, Mixer, divide
 from basecap.mixers._parts import ShortConvolution, rms_norm
 from basecap.mixers._recipes import ParameterRecipe, default_recipe, normal
 from basecap.mixers._state_space import convolve, convolve_step
@@ -49,8 +49,11 @@ class DeltaMemory(nn.Module):
         conv_width: int | None,
         strongest: float = 1.0,
         by_channel: bool = False,
+        key_heads: int | None = None,
     ):
         """Build the projections; `conv_width` None: no short convolution; writing strengths are below `strongest`.
+
+        `key_heads`: so many heads of queries and keys, each shared by as many of the `heads`; None: all have their own.
 
         `by_channel`: strengths beta are for erasing, one for each channel of the keys, and each channel of the values
         has one of its own for writing (arXiv 2605.22791).
@@ -58,7 +61,9 @@ class DeltaMemory(nn.Module):
         super().__init__()
         self.strongest = strongest
         self.heads, self.key_dim, self.value_dim = heads, key_dim, value_dim
-        channels = heads * (2 * key_dim + value_dim)
+        self.key_heads = key_heads or heads
+        divide(heads, self.key_heads, "heads by key_heads")
+        channels = 2 * self.key_heads * key_dim + heads * value_dim
         self.qkv = nn.Linear(hidden, channels, bias=False)
         self.beta = nn.Linear(hidden, heads * key_dim if by_channel else heads, bias=False)
         self.write = nn.Linear(hidden, heads * value_dim, bias=False) if by_channel else None
@@ -74,7 +79,7 @@ class DeltaMemory(nn.Module):
         By channel beta is [B, T, H, K] and v comes times its writing strengths.
         """
         mixed = convolve(self.conv, self.qkv(x_BTD), segments) if projected is None else projected
-        keys = self.heads * self.key_dim
+        keys = self.key_heads * self.key_dim
         q, k, v = mixed.split([keys, keys, self.heads * self.value_dim], dim=-1)
         beta = self.beta(x_BTD).to(torch.promote_types(x_BTD.dtype, torch.float32)).sigmoid() * self.strongest
         if self.write is not None:
@@ -151,9 +156,10 @@ class DeltaMemory(nn.Module):
         return o
 
     def _unit(self, x: Tensor) -> Tensor:
-        """Split into heads of Euclidean norm 1, which is root mean square 1 / sqrt(K)."""
-        heads = x.unflatten(-1, (self.heads, self.key_dim))
-        return rms_norm(heads, eps=1e-6 / self.key_dim) * self.key_dim**-0.5
+        """Split into heads of Euclidean norm 1, which is root mean square 1 / sqrt(K): [B, T, H, K]."""
+        heads = x.unflatten(-1, (self.key_heads, self.key_dim))
+        unit = rms_norm(heads, eps=1e-6 / self.key_dim) * self.key_dim**-0.5
+        return unit if self.key_heads == self.heads else unit.repeat_interleave(self.heads // self.key_heads, dim=2)
 
 
 class DeltaMixer(Mixer):

@@ -140,6 +140,7 @@ class Attention(HeadedMixer):
     class Config(HeadsConfig):
         """Options of softmax attention."""
 
+        head_dim: int | None = Field(None, ge=1, description="channels per head; hidden / heads when not given")
         position: Literal["rope", "alibi", "none"] = "rope"
         rotary_fraction: float = Field(1.0, gt=0, le=1, description="share of each head that RoPE rotates")
         window: int | None = Field(None, ge=1, description="tokens a query sees, itself included; None: all")
@@ -157,6 +158,7 @@ class Attention(HeadedMixer):
             config,
             layer,
             norm="gain" if config.qk_gain else "plain" if config.qk_norm else "none",
+            head_dim=config.head_dim,
             rotary_fraction=config.rotary_fraction,
             bias=config.bias,
         )
@@ -255,7 +257,7 @@ class Attention(HeadedMixer):
         """Projections plus the causal half (or the band) of the score and value products."""
         W = self._visible(length)
         pairs = W * (W + 1) / 2 + (length - W) * W
-        return self.projection_flops(length) + 4.0 * pairs * self.layer.hidden
+        return self.projection_flops(length) + 4.0 * pairs * self.project.heads * self.project.dim
 
     def state_bytes(self, length: int) -> int:
         """Keys and values of every visible token."""

@@ -51,6 +51,9 @@ class GatedDeltaNet(DeltaMixer):
         """Options of Gated DeltaNet."""
 
         heads: int | None = Field(None, ge=1, description="heads; 3/4 hidden / 96 when not given")
+        key_heads: int | None = Field(
+            None, ge=1, description="heads of queries and keys, each shared by as many heads; heads when not given"
+        )
         head_dim: int | None = Field(None, ge=1, description="key size per head; 3/4 hidden / heads when not given")
         value_expand: int = Field(2, ge=1, description="value channels per key channel")
         conv: bool = Field(True, description="whether short convolutions precede the delta rule")
@@ -67,7 +70,7 @@ class GatedDeltaNet(DeltaMixer):
         value_dim = config.value_expand * key_dim
         width = config.conv_width if config.conv else None
         strongest = 2.0 if config.negative else 1.0
-        self.memory = DeltaMemory(layer.hidden, heads, key_dim, value_dim, width, strongest)
+        self.memory = DeltaMemory(layer.hidden, heads, key_dim, value_dim, width, strongest, key_heads=config.key_heads)
         self.decay = nn.Linear(layer.hidden, heads, bias=False)
         self.A_log = nn.Parameter(torch.empty(heads))
         self.dt_bias = nn.Parameter(torch.empty(heads))

@@ -20,6 +20,10 @@ from transformers import (
     MambaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    Qwen3_5Config,
+    Qwen3_5ForCausalLM,
+    Qwen3_5ForConditionalGeneration,
+    Qwen3_5TextConfig,
     Qwen3NextConfig,
     Qwen3NextForCausalLM,
 )
@@ -52,15 +56,26 @@ def llama(**more) -> nn.Module:
 
 
 def mistral(**more) -> nn.Module:
-    return MistralForCausalLM(MistralConfig(**SHARED, **ATTENTION, num_key_value_heads=2, sliding_window=7, **more))
+    options = {"num_key_value_heads": 2, "sliding_window": 7, "head_dim": 24}  # heads wider than the model
+    return MistralForCausalLM(MistralConfig(**SHARED, **ATTENTION, **options, **more))
+
+
+HYBRID = {**SHARED, **ATTENTION, "num_hidden_layers": 4, "num_key_value_heads": 2, "head_dim": 32}
+HYBRID |= {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8}
+HYBRID |= {"linear_value_head_dim": 16}
 
 
 def qwen3_next(**more) -> nn.Module:
-    linear = {f"linear_num_{kind}_heads": 2 for kind in ("key", "value")}
-    linear |= {"linear_key_head_dim": 8, "linear_value_head_dim": 16}
-    options = {"num_key_value_heads": 2, "head_dim": 16, "num_experts": 0}
-    shared = SHARED | {"num_hidden_layers": 4}
-    return Qwen3NextForCausalLM(Qwen3NextConfig(**shared, **ATTENTION, **options, **linear, **more))
+    return Qwen3NextForCausalLM(Qwen3NextConfig(**HYBRID, num_experts=0, **more))
+
+
+def qwen3_5_text(**more) -> nn.Module:
+    return Qwen3_5ForCausalLM(Qwen3_5TextConfig(**HYBRID, **more))
+
+
+def qwen3_5(**more) -> nn.Module:
+    pictures = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": HIDDEN}
+    return Qwen3_5ForConditionalGeneration(Qwen3_5Config(text_config=HYBRID, vision_config=pictures, **more))
 
 
 def stirred(model: nn.Module) -> nn.Module:
@@ -76,7 +91,8 @@ def tokens() -> Tensor:
     return torch.randint(VOCAB, (2, LENGTH), generator=torch.Generator().manual_seed(1))
 
 
-BUILDS = [(build, tied) for build in (mamba, mamba2, pythia, llama, mistral, qwen3_next) for tied in (False, True)]
+ALL = (mamba, mamba2, pythia, llama, mistral, qwen3_next, qwen3_5_text, qwen3_5)
+BUILDS = [(build, tied) for build in ALL for tied in (False, True)]
 
 
 @pytest.mark.parametrize("build, tied", BUILDS, ids=[f"{build.__name__}-{tied}" for build, tied in BUILDS])
@@ -87,7 +103,11 @@ def test_logits_are_those_of_the_library(build, tied: bool, tmp_path: Path):
     ours = read_model(tmp_path)
     assert (ours.head is None) == tied
     expected = theirs(tokens(), use_cache=False).logits
-    torch.testing.assert_close(ours.logits(tokens()), expected, rtol=1e-4, atol=1e-4 * expected.abs().max().item())
+    close = {"rtol": 1e-4, "atol": 1e-4 * expected.abs().max().item()}
+    torch.testing.assert_close(ours.logits(tokens()), expected, **close)
+    prompts, (*steps, _) = tokens()[:, :-3], tokens()[:, -3:].split(1, dim=1)
+    logits = [ours.prefill(prompts, caches := ours.init_cache(2, LENGTH)), *(ours.step(one, caches) for one in steps)]
+    torch.testing.assert_close(torch.stack(logits, dim=1), expected[:, -4:-1], **close)
 
 
 RWKV = {**SHARED, "model_type": "rwkv7", "hidden_size": 128, "head_dim": 64, "intermediate_size": 160}
@@ -196,7 +216,7 @@ def saved(model: nn.Module, folder: Path, **changes) -> Path:
             {"hidden_act": "gelu"},
             "this llama has hidden_act = 'gelu', and basecap has such models with 'silu' only; im",
         ),
-        ({"head_dim": 8}, "this llama has 4 heads of 8 channels at width 64, and basecap's heads divide the width; im"),
+        ({"head_dim": 8}, "has a shape that makes [128, 64], and config.json describes [64, 64]; restore the files"),
         ({"rope_parameters": {"rope_type": "yarn"}}, r"this llama scales its positions (yarn), and basecap does not;"),
         ({"hidden_size": "x"}, "config.json has hidden_size = 'x'; give a folder where it is a positive whole number."),
         (
@@ -225,14 +245,20 @@ def test_step_sizes_with_limits_and_odd_heads_are_refused(tmp_path: Path):
         read_model(folder)
 
 
-def test_a_model_with_experts_or_fewer_key_heads_is_refused(tmp_path: Path):
+def test_a_hybrid_that_is_another_architecture_is_refused(tmp_path: Path):
     folder = saved(qwen3_next(), tmp_path, num_experts=8)
     with pytest.raises(
         ConfigError, match="this qwen3_next has experts, and basecap has its gated-deltanet and gated at"
     ):
         read_model(folder)
-    folder = saved(qwen3_next(), tmp_path, linear_num_value_heads=4)
-    with pytest.raises(ConfigError, match="this qwen3_next has 2 key heads of 8 channels and 4 value heads of 16, and"):
+    folder = saved(qwen3_next(), tmp_path, linear_num_value_heads=3)
+    with pytest.raises(ConfigError, match="this qwen3_next has 2 key heads of 8 channels and 3 value heads of 16, and"):
+        read_model(folder)
+    folder = saved(qwen3_5_text(), tmp_path, attn_output_gate=False)
+    with pytest.raises(ConfigError, match="this qwen3_5_text has attn_output_gate = False, and basecap has such"):
+        read_model(folder)
+    folder = saved(qwen3_5(), tmp_path, text_config=None)
+    with pytest.raises(ConfigError, match=r"config\.json has text_config = None; give a folder where it is a section"):
         read_model(folder)
 
 
@@ -261,7 +287,7 @@ def test_files_that_are_missing_or_damaged_are_named(tmp_path: Path):
 
 
 def test_every_family_is_tested():
-    built = {build().config.model_type for build in (mamba, mamba2, pythia, llama, mistral, qwen3_next)}
+    built = {build().config.model_type for build in ALL}
     assert {*FAMILIES.names()} == built | {"rwkv7"}
 
 

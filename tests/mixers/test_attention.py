@@ -182,6 +182,7 @@ def test_grouped_heads_equal_repeated_ones():
         {"rotary_fraction": 0.5, "bias": True, "canon": True, "kv_heads": 2},
         {"qk_norm": True, "temperature": 0.25, "window": 16, "gate": "per head"},
         {"kv_heads": 2, "position": "alibi", "window": 16, "sinks": True, "bias": True, "gate": "elementwise"},
+        {"head_dim": 24, "gate": "elementwise", "qk_norm": True},  # together wider than the model
     ],
     ids=str,
 )

@@ -2,18 +2,21 @@
 
 import sys
 
+import pytest
 import torch
 from torch import Tensor
 
+from basecap.errors import ConfigError
 from basecap.mixers import LayerSpec, initialise
 from basecap.mixers.deltanet import DeltaNet
 from basecap.mixers.gated_deltanet import GatedDeltaNet
 from basecap.models.config import model_config
 from basecap.models.language_model import LanguageModel
+from basecap.testing.check_mixer import check_mixer
 
 
 def build(seed: int = 0) -> GatedDeltaNet:
-    mixer = GatedDeltaNet(GatedDeltaNet.Config(heads=2, head_dim=8), LayerSpec(hidden=32))
+    mixer = GatedDeltaNet(GatedDeltaNet.Config(heads=4, key_heads=2, head_dim=8), LayerSpec(hidden=32))
     initialise(mixer, mixer.recipe(), seed)
     return mixer
 
@@ -21,13 +24,13 @@ def build(seed: int = 0) -> GatedDeltaNet:
 def in_their_layout(mixer: GatedDeltaNet, values: dict[str, Tensor]) -> dict[str, Tensor]:
     """Return what `values` holds for each parameter of `mixer` by transformers' names, interleaved by head."""
     memory = mixer.memory
-    H, keys = memory.heads, memory.heads * memory.key_dim
+    keys = memory.key_heads * memory.key_dim
 
     def by_head(*parts: Tensor) -> Tensor:
-        return torch.cat([part.unflatten(0, (H, -1)) for part in parts], dim=1).flatten(0, 1)
+        return torch.cat([part.unflatten(0, (memory.key_heads, -1)) for part in parts], dim=1).flatten(0, 1)
 
     left = dict(values)
-    q, k, v = left.pop("memory.qkv.weight").split([keys, keys, H * memory.value_dim])
+    q, k, v = left.pop("memory.qkv.weight").split([keys, keys, memory.heads * memory.value_dim])
     theirs = {
         "in_proj_qkvz.weight": by_head(q, k, v, left.pop("gate.weight")),
         "in_proj_ba.weight": by_head(left.pop("memory.beta.weight"), left.pop("decay.weight")),
@@ -52,7 +55,7 @@ def oracle(mixer: GatedDeltaNet) -> torch.nn.Module:
         hidden_size=mixer.layer.hidden,
         num_hidden_layers=1,
         layer_types=["linear_attention"],
-        linear_num_key_heads=H,
+        linear_num_key_heads=memory.key_heads,
         linear_num_value_heads=H,
         linear_key_head_dim=K,
         linear_value_head_dim=V,
@@ -88,6 +91,14 @@ def test_equals_qwen3_next_in_outputs_and_all_gradients(monkeypatch):
         torch.testing.assert_close(
             ours[name], expected, rtol=1e-4, atol=atol, msg=lambda text, name=name: f"{name}: {text}"
         )
+
+
+def test_heads_that_share_keys_conform():
+    report = check_mixer("gated-deltanet", options={"heads": 4, "key_heads": 2}, dtypes=(torch.float32,))
+    assert report.checks
+    report.raise_failures()
+    with pytest.raises(ConfigError, match="heads by key_heads"):
+        GatedDeltaNet(GatedDeltaNet.Config(heads=4, key_heads=3), LayerSpec(hidden=32))
 
 
 def test_without_decay_it_reads_what_deltanet_reads():

@@ -5,7 +5,7 @@ import torch
 
 from basecap.errors import ConfigError
 from basecap.mixers import Cache, initialise, positions_of
-from basecap.mixers._attention import AttentionHeads
+from basecap.mixers._attention import AttentionHeads, HeadsConfig
 from basecap.mixers._parts import ShortConvolution, remember, rms_norm, rotary, starts_of, token_shift
 from basecap.testing.marks import requires_gpu
 from tests.mixers._built import draw
@@ -121,15 +121,15 @@ def test_short_convolution_needs_a_width():
         ShortConvolution(3, 0)
 
 
-def heads(**options):
-    module = AttentionHeads(32, 4, None, **{"rope_base": None, **options})
+def heads(position="none", **options):
+    module = AttentionHeads(32, HeadsConfig(heads=4, position=position), **options)
     initialise(module, module.recipe(), 0)
     return module.double()
 
 
 def test_normalised_heads_have_unit_size_before_the_gain():
     x = draw(2, 5, 32)
-    q, k, _ = heads(norm="plain", rope_base=10_000.0)(x)
+    q, k, _ = heads("rope", norm="plain")(x)
     for part in (q, k):
         size = part.square().mean(-1).sqrt()
         torch.testing.assert_close(size, torch.ones_like(size), rtol=1e-3, atol=0)
@@ -143,7 +143,7 @@ def test_normalised_heads_have_unit_size_before_the_gain():
 
 def test_heads_start_at_the_given_values():
     x = draw(1, 5, 32)
-    module = heads(rope_base=10_000.0)
+    module = heads("rope")
     for whole, late in zip(module(x), module(x[:, 3:], start=3), strict=True):
         torch.testing.assert_close(whole[:, 3:], late)
 
