@@ -49,6 +49,7 @@ class Synthesizer(Mixer):
     sizes: ClassVar = {768: {"heads": 12}, 2048: {"heads": 16}}
     takes_longer = False
     takes_lengths = True
+    continues = True
 
     def __init__(self, config: Config, layer: LayerSpec):
         super().__init__(config, layer)
@@ -104,19 +105,26 @@ class Synthesizer(Mixer):
 
     def step(self, x_B1D: Tensor, cache: Cache) -> Tensor:
         """Attend from one more token to all constants up to its own."""
-        self._check(cache.length + 1)
-        positions = torch.arange(cache.length + 1, device=x_B1D.device)
-        v_B1D = self.value(x_B1D)
-        own = positions[-1:] if cache.lengths is None else cache.lengths[:, None]
-        q = self._query(x_B1D, own, v_B1D)
-        remember(cache, {"v": self._split(v_B1D)})
-        values = cache.tensors["v"][:, : cache.length].to(v_B1D.dtype)
-        visible = None if cache.lengths is None else positions <= own
-        k = self._constants(self.keys, positions, v_B1D)
+        return self._extend(x_B1D, cache)
+
+    def _extend(self, x_BTD: Tensor, cache: Cache) -> Tensor:
+        """Attend from further tokens, each to all constants up to its own."""
+        (B, T, _), device = x_BTD.shape, x_BTD.device
+        self._check(cache.length + T)
+        positions, own = torch.arange(cache.length + T, device=device), cache.start + torch.arange(T, device=device)
+        v_BTD = self.value(x_BTD)
+        q = self._query(x_BTD, own, v_BTD)
+        sees_all = T == 1 and cache.lengths is None
+        visible = None if sees_all else (positions <= own[..., None]).expand(B, -1, -1)
+        remember(cache, {"v": self._split(v_BTD)})
+        values = cache.tensors["v"][:, : cache.length].to(v_BTD.dtype)
+        k = self._constants(self.keys, positions, v_BTD)
         return self.out(attention_step(q, k, values, visible_BS=visible).flatten(2))
 
     def prefill(self, x_BTD: Tensor, cache: Cache) -> Tensor:
-        """Attend over a whole prompt and keep its values."""
+        """Attend over a whole prompt, or more of it, and keep its values."""
+        if cache.length:
+            return self._extend(x_BTD, cache)
         q, k, v = self._project(x_BTD)
         remember(cache, {"v": v})
         return self.out(attention(q, k, v).flatten(2))

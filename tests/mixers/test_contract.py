@@ -230,6 +230,8 @@ def test_every_published_name_is_complete():
     for name, architecture in ARCHITECTURES.items():
         assert architecture.name == name
         assert architecture.summary and architecture.paper and architecture.backbone
+        if ARCHITECTURES.built_in(name):  # so that no architecture is slower to evaluate than another
+            assert all(choice.mixer.takes_lengths and choice.mixer.continues for choice in architecture.layers)
 
 
 class Pair(nn.Module):
