@@ -85,10 +85,11 @@ def status_line(runs: Sequence["RunStatus"]) -> str:
     from basecap.system.progress import duration
 
     counts = Counter(run.state for run in runs)
-    parts = [f"{counts[state]} {state}" for state in ("finished", "training", "stopped", "failed", "waiting")]
+    states = ("finished", "training", "stopped", "failed", "waiting", "imported")
+    parts = [f"{counts[state]} {state}" for state in states if counts[state]]
     left = time_left(runs)
     end = "" if left is None else f"; about {duration(left)} left at this pace, without evaluations"
-    return f"{len(runs)} runs: {', '.join(part for part in parts if part[0] != '0')}{end}."
+    return f"{len(runs)} run{'' if len(runs) == 1 else 's'}: {', '.join(parts)}{end}."
 
 
 def report_output_error(error: OSError) -> int:

@@ -1,5 +1,7 @@
 """How far a study is, from its records alone."""
 
+from dataclasses import replace
+
 import pytest
 
 from basecap.cli.output import status_line, status_row
@@ -41,6 +43,7 @@ def test_runs_in_each_state_are_read_from_the_records(tmp_path):
     assert status_line([done, training, waiting]) == (
         "3 runs: 1 finished, 1 training, 1 waiting; about 1 min 47 s left at this pace, without evaluations."
     )
+    assert status_line([replace(done, state="imported")]) == "1 run: 1 imported."
     assert status_row(training)["seconds left"] == 40
     (stopped,) = [run for run in study_status(records) if (run.name, run.seed) == ("other", 0)]
     assert stopped.state == "stopped" and time_left([done, stopped, waiting]) is None
