@@ -84,7 +84,7 @@ def status_line(runs: Sequence["RunStatus"]) -> str:
     from basecap.records.status import time_left
     from basecap.system.progress import duration
 
-    counts = Counter(run.state for run in runs)
+    counts = Counter[str](run.state for run in runs)
     states = ("finished", "training", "stopped", "failed", "waiting", "imported")
     parts = [f"{counts[state]} {state}" for state in states if counts[state]]
     left = time_left(runs)

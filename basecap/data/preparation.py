@@ -21,7 +21,7 @@ from basecap.data.overlap import TextOverlap, covered_shares, rounds, sequence_l
 from basecap.data.prepared import PreparedData
 from basecap.data.shards import Shard
 from basecap.data.sources import SOURCES, Part, Source
-from basecap.data.tokenizer import Tokenizer, byte_tokenizer, is_local, refuse_missing_file, train_bpe
+from basecap.data.tokenizer import Tokenizer, byte_tokenizer, is_local, is_path, refuse_missing_file, train_bpe
 from basecap.errors import BasecapError, DataError, nearest
 from basecap.system.files import FULL, LARGEST, replacing
 from basecap.system.foreign import read_file
@@ -105,7 +105,7 @@ def remote_inputs(config: DataConfig, cache: Path) -> list[str]:
         "--set data.tokenizer=FILE to avoid that."
     )
     text = [] if streamed is None else [f"the text is streamed from {streamed}."]
-    return [*text, *([] if is_local(config.tokenizer) else [tokenizer])]
+    return [*text, *([] if is_local(config.tokenizer) or is_path(config.tokenizer) else [tokenizer])]
 
 
 @contextmanager

@@ -259,9 +259,14 @@ def _library_errors() -> Iterator[None]:
         ) from error
 
 
+def is_path(name: str) -> bool:
+    """Whether the tokenizer `name` of a study is a path, not a name on the hub."""
+    return name.endswith(".json") or name.startswith((".", "/", "~"))
+
+
 def refuse_missing_file(name: str) -> None:
-    """Raise ConfigError when the tokenizer `name` of a study is a path, not a name on the hub, and does not exist."""
-    if (name.endswith(".json") or name.startswith((".", "/", "~"))) and not Path(name).exists():
+    """Raise ConfigError when the tokenizer `name` of a study is a path and does not exist."""
+    if is_path(name) and not Path(name).exists():
         raise ConfigError(f"tokenizer {name} does not exist; give the path of a tokenizer.json.")
 
 

@@ -184,6 +184,7 @@ def test_a_plan_says_what_it_leaves_out_and_what_is_missing(study_file, tmp_path
     code, printed, err = basecap("plan", study_file, "--set", f"data.tokenizer={study_file}")
     assert code == 2 and "All 2 runs: " in printed
     assert err.startswith(f"error: missing: {study_file} is not a valid tokenizer.json")
+    assert "network" not in basecap("plan", study_file, "--set", "data.tokenizer=no.json")[1]
     code, _, err = basecap("plan", study_file, "--set", "data.tokenizer=no.json", "--json")
     assert (code, err) == (2, "error: missing: tokenizer no.json does not exist; give the path of a tokenizer.json.\n")
     code, printed, err = basecap("plan", study_file, "--set", "data.ood=[poems]", "--set", "data.tokenizer=some/model")
