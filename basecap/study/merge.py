@@ -88,7 +88,12 @@ def _longer(held: TrainSection, wanted: TrainSection, where: Path) -> dict[str, 
             )
         return {}
     added = {*wanted.branches} - {*held.branches, held.tokens}
-    if wanted.tokens < held.tokens or (added and min(added) <= held.tokens):
+    if wanted.tokens >= held.tokens and added and min(added) < held.tokens:
+        raise ConfigError(
+            f"train.branches has {min(added)}, before the end of {where} at {held.tokens} tokens; branches can be "
+            "added beyond it, others need another --out."
+        )
+    if wanted.tokens < held.tokens:
         return {}  # refused as another study
     branches = {*held.branches, *added} | ({held.tokens} if held.schedule == "wsd" else set())
     return {"tokens": wanted.tokens, "branches": tuple(sorted(branches - {wanted.tokens}))}

@@ -53,7 +53,11 @@ def test_more_tokens_continue_the_runs_of_a_finished_study(study_file, tmp_path,
     [
         ((SHORT, FEW), (LONG, FEW), r"has train\.tokens = 2560, on which the schedule linear depends; train anew"),
         (("train.schedule=constant", LONG, FEW), ("train.schedule=constant", SHORT, FEW), "holds another study"),
-        ((*WSD, SHORT), (*WSD, LONG, "train.branches=[1280, 1536]"), "holds another study"),
+        (
+            (*WSD, SHORT),
+            (*WSD, LONG, "train.branches=[1280, 1536]"),
+            r"has 1536, before the end of \S+ at 2560 tokens; branches can be added beyond it",
+        ),
         (
             ("train.schedule=constant", SHORT, "train.warmup=5"),
             ("train.schedule=constant", LONG, "train.warmup=5"),
