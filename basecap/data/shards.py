@@ -17,7 +17,7 @@ import shutil
 from array import array
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -55,12 +55,18 @@ class TokenRun:
 
     def __getitem__(self, part: slice) -> np.ndarray:
         start, stop, _ = part.indices(len(self))
-        dtype, offset = _layout(self.path / "tokens.npy")
+        file, dtype, offset = self._layout
         count, offset = max(0, stop - start), offset + (self.start + start) * dtype.itemsize
-        tokens = np.fromfile(self.path / "tokens.npy", dtype, count, offset=offset)
+        tokens = np.fromfile(file, dtype, count, offset=offset)
         if len(tokens) < count:
             raise _damaged(self.path)
         return tokens
+
+    @cached_property
+    def _layout(self) -> tuple[str, np.dtype, int]:
+        """The file, the dtype of its tokens and the offset of the first: to make a path takes longer than to read."""
+        path = self.path / "tokens.npy"
+        return str(path), *_layout(path)
 
 
 @dataclass(frozen=True)

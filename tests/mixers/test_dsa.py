@@ -181,7 +181,7 @@ def test_the_indexer_learns_the_mass():
 def test_its_loss_counts_once(how, monkeypatch):
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager", fullgraph=True))
     pattern = (LayerConfig(use="dsa", mixer={"heads": 2, "top": 4, "index_heads": 2, "index_dim": 8}),)
-    config, found = model_config("dsa", hidden=32, vocab=31, layers=2, max_length=32, pattern=pattern), []
+    config, found = model_config("dsa", hidden=32, vocab=31, layers=1, max_length=32, pattern=pattern), []
     tokens = torch.arange(2 * 20).view(2, 20) % 31
     for changed in (False, True):
         model = LanguageModel(config, checkpointing=changed and how == "recomputed").initialise(0)

@@ -130,7 +130,7 @@ def test_compiled_code_takes_any_number_of_heads(window):
     torch.compiler.reset()  # else the heads of other tests may be those for which compiled code is already there
     compiled = torch.compile(attention, fullgraph=True, backend="eager")
     step = torch.compile(attention_step, fullgraph=True, backend="eager")
-    for heads, groups in ((2, 2), (4, 4), (6, 3)):
+    for heads, groups in ((2, 2), (6, 3)):
         q, k, v = (x.detach() for x in inputs(T=20, H=heads, G=groups))
         torch.testing.assert_close(compiled(q, k, v, window=window), attention(q, k, v, window=window))
         torch.testing.assert_close(step(q[:, -1:], k, v), attention_step(q[:, -1:], k, v))

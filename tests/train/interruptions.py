@@ -55,7 +55,6 @@ class LoggedStream(RandomStream):
 def train(path: Path) -> None:
     """Train in `path`, or go on there; the exit code is that of the command line."""
     torch.set_num_threads(1)
-    os.fsync = lambda descriptor: None  # slow, and no matter to a process that ends while the machine goes on
     path.mkdir(exist_ok=True)
     records, model = RunRecords(path), LanguageModel(MODEL)
     tokens = torch.arange(2 * (LENGTH + 1)).view(2, -1) % VOCAB
