@@ -23,7 +23,7 @@ from basecap.ops.delta_rule import (
 #: The library of the authors of DeltaNet: repository and commit.
 REPOSITORY = "fla-org/flash-linear-attention@bc3b101dcb713ddc5bd8924b66754eb68b5ccf89"
 
-#: Epsilon of the norm of each head's output.
+#: Epsilon of the norm of each head's output: fla's models give their layers that of the model, not the layers' 1e-5.
 EPS = 1e-6
 
 #: How the variants without short convolution differ from fla.

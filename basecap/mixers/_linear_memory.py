@@ -17,6 +17,15 @@ from basecap.ops.wkv6 import wkv6
 #: Queries, keys [B, T, H, K], values [B, T, H, V], log decays.
 Inputs = tuple[Tensor, Tensor, Tensor, Tensor]
 
+#: Epsilon of the norm of the output.
+EPS = 1e-5
+
+#: How it differs from fla's models, which give their layers that of the model; HGRN-2's takes no notice of it.
+OWN_EPS = (
+    "The norm of each head's output has the epsilon of fla's layer, 1e-5, not of its model, 1e-6, with which heads "
+    "that find next to nothing amplify rounding errors."
+)
+
 #: The most channels of keys and of values for which `wkv6` has kernels by chunks; wider heads take its slower ones.
 KEYS, VALUES = 128, 64
 

@@ -9,12 +9,9 @@ from torch import Tensor, nn
 
 from basecap.mixers._contract import MixerConfig, divide, mixer
 from basecap.mixers._delta import REPOSITORY
-from basecap.mixers._linear_memory import Inputs, LinearMemory
+from basecap.mixers._linear_memory import EPS, OWN_EPS, Inputs, LinearMemory
 from basecap.mixers._parts import rms_norm
 from basecap.mixers._recipes import LayerSpec, ParameterRecipe, constant, default_recipe
-
-#: Epsilon of the norm of each head's output.
-EPS = 1e-5
 
 #: Logarithms of the decays are divided by it.
 SLOWER = 16.0
@@ -26,6 +23,7 @@ SLOWER = 16.0
     paper="arXiv 2312.06635",
     summary="linear attention with a data-dependent decay per channel, gated norm",
     source=f"{REPOSITORY}: fla/layers/gla.py, fla/models/gla/modeling_gla.py",
+    differences=(OWN_EPS,),
 )
 class GatedLinearAttention(LinearMemory):
     """The GLA mixer: gated linear attention, norm of each head's output, output gate, projection."""

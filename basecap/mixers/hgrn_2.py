@@ -10,12 +10,9 @@ from torch import Tensor, nn
 
 from basecap.mixers._contract import MixerConfig, choose_heads, divide, mixer
 from basecap.mixers._delta import REPOSITORY
-from basecap.mixers._linear_memory import Inputs, LinearMemory
+from basecap.mixers._linear_memory import EPS, Inputs, LinearMemory
 from basecap.mixers._parts import rms_norm
 from basecap.mixers._recipes import LayerSpec, ParameterRecipe, constant, default_recipe
-
-#: Epsilon of the norm of the output.
-EPS = 1e-5
 
 
 @mixer(

@@ -7,16 +7,13 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from basecap.mixers._contract import LayerChoice, MixerConfig, Variant, choose_heads, divide, hybrid, mixer
-from basecap.mixers._delta import REPOSITORY, DeltaMemory, DeltaMixer
+from basecap.mixers._delta import EPS, REPOSITORY, DeltaMemory, DeltaMixer
 from basecap.mixers._parts import rms_norm
 from basecap.mixers._recipes import LayerSpec, ParameterRecipe, constant, default_recipe, normal
 from basecap.mixers._state_space import log_of_uniform, step_size, step_size_bias
 from basecap.mixers.attention import Attention
 
 PAPER = "arXiv 2510.26692"
-
-#: Epsilon of the norm of each head's output.
-EPS = 1e-5
 
 
 @mixer(

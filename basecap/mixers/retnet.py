@@ -9,12 +9,12 @@ from torch import Tensor, nn
 
 from basecap.mixers._contract import MixerConfig, divide, mixer
 from basecap.mixers._delta import REPOSITORY
-from basecap.mixers._linear_memory import Inputs, LinearMemory
+from basecap.mixers._linear_memory import EPS, OWN_EPS, Inputs, LinearMemory
 from basecap.mixers._parts import positions_of, refuse_odd_heads, rms_norm, rotary
 from basecap.mixers._recipes import LayerSpec, ParameterRecipe, constant, default_recipe, normal, residual_std
 
-#: Epsilon of the norm of each head's output, and base of the rotary frequencies.
-EPS, ROPE_BASE = 1e-5, 10_000.0
+#: Base of the rotary frequencies.
+ROPE_BASE = 10_000.0
 
 
 @mixer(
@@ -25,6 +25,7 @@ EPS, ROPE_BASE = 1e-5, 10_000.0
     source=f"{REPOSITORY}: fla/layers/multiscale_retention.py, fla/models/retnet/modeling_retnet.py",
     differences=(
         "The output projection is shrunk with depth: at fla's std 0.02 twelve blocks amplify gradients 14-fold.",
+        OWN_EPS,
     ),
 )
 class Retention(LinearMemory):

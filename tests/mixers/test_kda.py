@@ -32,7 +32,7 @@ def oracle(mixer: KDA) -> torch.nn.Module:
         layer_types=["linear_attention"],
         linear_num_heads=memory.heads,
         linear_head_dim=memory.key_dim,
-        rms_norm_eps=1e-5,
+        rms_norm_eps=1e-6,
     )
     layer = KimiLinearDeltaAttention(config, layer_idx=0).double()
     q, k, v = mixer.memory.qkv.weight.split(keys)

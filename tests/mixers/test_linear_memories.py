@@ -70,6 +70,8 @@ def test_retention_is_the_librarys():
     retention = naive("retention/naive").naive_retention
     expected = retention(q.transpose(1, 2) * 8**0.5, k.transpose(1, 2), v.transpose(1, 2)).transpose(1, 2)
     torch.testing.assert_close(linear_memory(q, k, v, log_decay, None, None)[0], expected, rtol=1e-4, atol=1e-4)
+    gated = normed(expected, mixer.norm_weight).flatten(2) * F.silu(mixer.gate(x))
+    torch.testing.assert_close(mixer(x), mixer.out(gated), rtol=1e-4, atol=1e-4)
     rotated = mixer.inputs(x, 7, None)[0]  # positions count from the start given
     assert torch.equal(rotated[:, :5], mixer.inputs(F.pad(x, (0, 0, 7, 0)), 0, None)[0][:, 7:12])
 
