@@ -101,6 +101,8 @@ def _train(more: float | None) -> str:
     )
 
 
+#: A smaller share of copying is none in the digits that are shown.
+LEAST_COPIED = 5e-4
 #: Why nothing is known of the reference's maturity.
 NO_COPYING = (
     "the records do not tell whether the reference has learned to copy from its context: evaluate copying at every "
@@ -117,10 +119,11 @@ def no_copying_at(tokens: float) -> str:
 
 
 def no_transition(share: float, tokens: float) -> str:
-    """Say that the reference does not copy."""
+    """Say that the reference does not copy: it may even be worse at the second reading."""
+    copied = _percent(share) if share >= LEAST_COPIED else "nothing"
     return (
-        f"the reference shows no transition: it copies {_percent(share)} after {rounded(tokens)} tokens; train longer, "
-        "until it copies from its context"
+        f"the reference shows no transition: it copies {copied} after {rounded(tokens)} tokens; train longer, until it "
+        "copies from its context"
     )
 
 

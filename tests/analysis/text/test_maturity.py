@@ -49,7 +49,7 @@ NAN = float("nan")
         ([0.01, SETTLED * 0.4 - 1e-3, 0.35, 0.4], "early", "learns to copy within the trained range (30 %"),
         ([0.0, 0.01, 0.02, PAST - 1e-3], "early", "has started to copy (9.9 % at its end)"),
         ([0.09, 0.09, 0.09, 0.09], "early", "has started to copy (9.0 %"),  # it stands still, and hardly copies
-        ([0.0, 0.0, 0.0, -4e-6], "maturity unknown", "no transition: it copies 0.0 % after 40 million tokens"),
+        ([0.0, 0.0, 0.0, -0.01], "maturity unknown", "no transition: it copies nothing after 40 million tokens"),
         ([0.0, 0.0, 0.0, STARTED - 1e-3], "maturity unknown", "no transition: it copies 1.9 % after 40 million tokens"),
         (
             [NAN, NAN, NAN, 0.05],
