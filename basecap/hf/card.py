@@ -85,7 +85,7 @@ class Card:
         data, info = self.study.text, self.info
         tokens = "an unknown number of tokens" if self.tokens is None else f"{self.tokens:,} tokens"
         passes = "" if info.passes is None else f", {info.passes:.3g} passes over its training text"
-        ended = "" if info.finished else f" Its training has not ended: the run is {info.status}."
+        ended = "" if info.finished else " Its training has not ended."
         return (
             f"{tokens[0].upper()}{tokens[1:]}{passes}, in sequences of {data.seq_len} tokens of the tokenizer "
             f"{data.tokenizer}.{ended}"

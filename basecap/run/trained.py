@@ -190,10 +190,13 @@ def refuse_bytes(text: str) -> None:
 
 
 def info_of(run: Path) -> RunInfo:
-    """Return the info of the run in a directory; raises ConfigError, with the nearest run, when it holds none."""
+    """Return the info of the run in a directory; raises ConfigError, with a run that is near, when it holds none."""
     info = RunRecords(run).info()
     if info is None:
-        places = (run, run.parent.parent, run.parent)  # a study, a name misspelt below runs, runs itself
+        own = StudyRecords(run).runs()
+        if own:
+            raise ConfigError(f"{run} is a study; give one of its runs, such as {own[0].path}.")
+        places = (run.parent.parent, run.parent)  # a name misspelt below runs, runs itself
         found = next((runs for runs in (StudyRecords(place).runs() for place in places) if runs), [])
         hint = nearest(str(run), [str(known.path) for known in found]) if found else "give DIR/runs/NAME-sSEED."
         raise ConfigError(f"{run} is not the directory of a run; {hint}")

@@ -85,6 +85,7 @@ def open_here(directory):
         (lambda study: basecap.open("nowhere"), "nowhere holds no study (no study.yaml); give the directory of"),
         (lambda study: basecap.load(study.path / "runs" / "othr-s0"), "is not the directory of a run; did you mean"),
         (lambda study: basecap.load(study.path, plugins="x.py"), "plugins is one file; give a list, plugins=['x.py']."),
+        (lambda study: basecap.load(study.path), "zoo is a study; give one of its runs, such as "),
         (lambda study: study.run("other").model(), "has no checkpoint; give the directory of a trained run."),
     ],
 )
