@@ -161,7 +161,10 @@ def test_an_argument_that_is_given_twice_is_one():
     assert len(records_of(wrapped)) == 2
 
 
-def test_a_part_of_an_argument_that_begins_where_another_does():
+@pytest.mark.parametrize("end", [6, 4])
+def test_a_part_of_an_argument_that_begins_where_another_does(end: int):
+    """As long as that or not: whose part it is, no record can know."""
+
     def part(x: Tensor, y: Tensor) -> Tensor:
         out = torch.empty(2)
         dispatch(out, x[2:], 2, 1.0)
@@ -169,8 +172,29 @@ def test_a_part_of_an_argument_that_begins_where_another_does():
 
     wrapped, whole = replayed(part), torch.arange(12.0)
     for _ in range(3):
-        wrapped(whole[:4], whole[2:6])
-    torch.testing.assert_close(wrapped(whole[:4], whole[6:10]), whole[2:4] + 1)
+        wrapped(whole[:4], whole[2:end])
+    torch.testing.assert_close(wrapped(whole[:4], whole[6 : 4 + end]), whole[2:4] + 1)
+
+
+def test_parts_of_arguments_that_lie_between_one_another():
+    """As queries and keys of one projection do."""
+
+    def parts(x: Tensor, y: Tensor) -> Tensor:
+        out = x.new_empty(2, 2)
+        dispatch(out[0], x[1], 2, 1.0)
+        dispatch(out[1], y[0, 1:], 1, 2.0)
+        return out[:, :1] + x[1:, :1]
+
+    inputs = [torch.randn(2, 4) for _ in range(4)]
+    out = fourth(parts, *((both[:, :2], both[:, 2:]) for both in inputs))
+    both = inputs[3]
+    assert Launcher.dispatched == 0
+    torch.testing.assert_close(out[:, 0], torch.stack([both[1, 0] + 1, both[0, 3] + 2]) + both[1, 0])
+    apart = replayed(parts)
+    for both in inputs:
+        found = apart(both[:, :2], both[:, 2:])
+    torch.testing.assert_close(found, out)
+    torch.testing.assert_close(apart(both[:, :2], both[:, 2:].clone()), out)
 
 
 def test_an_address_inside_a_descriptor():
@@ -208,17 +232,10 @@ def test_other_shapes_strides_and_numbers_have_records_of_their_own():
     assert Launcher.dispatched == 4  # the last one is of the recorded kind
 
 
-@pytest.mark.parametrize(
-    "name", ["reads a value", "another view of the same", "part of shared memory", "other dtype", "boxed"]
-)
+@pytest.mark.parametrize("name", ["reads a value", "another view of the same", "other dtype", "boxed"])
 def test_calls_that_no_record_can_hold_stay_ordinary(name: str):
     def reads(x: Tensor, y: Tensor) -> Tensor:
         return two_launches(x) + x.sum().item()
-
-    def part(x: Tensor, y: Tensor) -> Tensor:
-        out = torch.empty(2)
-        dispatch(out, x[1:], 2, 1.0)  # of two arguments that share memory, in between
-        return out
 
     def bits(x: Tensor, y: Tensor) -> Tensor:
         return two_launches(x.view(torch.int32).view(torch.float32))
@@ -228,7 +245,7 @@ def test_calls_that_no_record_can_hold_stay_ordinary(name: str):
 
     whole = torch.arange(8.0)
     x, y = whole[:4], whole[4:]
-    function = {"reads a value": reads, "part of shared memory": part, "other dtype": bits, "boxed": boxed}.get(name)
+    function = {"reads a value": reads, "other dtype": bits, "boxed": boxed}.get(name)
     if function is None:
         function, y = (lambda x, y: two_launches(x) + y.sum()), x[:2]
     wrapped = replayed(function)

@@ -171,12 +171,9 @@ class Recorder(TorchDispatchMode):
         """Return where a tensor lies."""
         if not x.numel():
             return self._empty(x)
-        memory = _storage(x)
-        found = self._place_of(x.data_ptr(), memory)
+        found = self._place_of(x.data_ptr())
         of = self._tensor(found.slot)
-        # A part of one argument may begin where another one does that shares its memory.
-        unclear = x.numel() != of.numel() and sum(_storage(y) == memory for y in self.flat) > 1
-        if unclear or x.dtype != of.dtype or x.device != of.device:
+        if x.dtype != of.dtype or x.device != of.device:
             raise _Unrecordable
         same = x is of or (found.offset == 0 and x.shape == of.shape and x.stride() == of.stride())
         return found if same else Location(found.slot, found.offset, (tuple(x.shape), x.stride()))
@@ -192,11 +189,9 @@ class Recorder(TorchDispatchMode):
                 return Location(slot, 0, (tuple(x.shape), x.stride()))
         raise _Unrecordable
 
-    def _place_of(self, address: int, memory: int | None = None) -> Location:
-        """Return where an address lies, in the storage that begins at `memory` if that is known."""
-        slots = [i for i, of in enumerate(self.flat) if of.data_ptr() == address]
-        if not slots and memory is not None:
-            slots = [i for i, of in enumerate(self.flat) if _storage(of) == memory]
+    def _place_of(self, address: int) -> Location:
+        """Return where an address lies."""
+        slots = [i for i, of in enumerate(self.flat) if _reaches(of, address)]
         if not slots:
             slots = [len(self.flat) + i for i, of in enumerate(self.memories) if _holds(of.tensor, address)]
         if len(slots) != 1:  # of none, or of several arguments that share their memory otherwise at the next call
@@ -299,6 +294,16 @@ def _shares(out: Any, given: tuple[Any, ...]) -> bool:
 
 def _storage(x: Tensor) -> int:
     return x.untyped_storage().data_ptr()
+
+
+def _reaches(x: Tensor, address: int) -> bool:
+    """Whether an element of x has this address: arguments that are parts of one tensor lie between one another."""
+    rest, within = divmod(address - x.data_ptr(), x.element_size())
+    if not x.numel() or within or rest < 0:
+        return False
+    for stride, size in sorted(zip(x.stride(), x.shape, strict=True), reverse=True):
+        rest -= min(rest // stride, size - 1) * stride if stride else 0
+    return rest == 0
 
 
 def _holds(tensor: Tensor, address: int) -> bool:
