@@ -17,6 +17,9 @@ from basecap.ops.forgetting_attention import forgetting_attention, forgetting_at
 REPOSITORY = "zhixuan-lin/forgetting-transformer@246d5e3f9c608d7a32141ba642bbb6babec5a35d"
 PLACES = "src/forgetting_transformer/model/forgetting_transformer/modeling_forgetting_transformer.py"
 
+#: Epsilon of the norms of queries and keys: the default of the official class; the output's is that of the model, 1e-6.
+EPS = 1e-5
+
 
 @mixer(
     "fox",
@@ -85,7 +88,7 @@ class Fox(Mixer):
             )
         q, k, v = (x.unflatten(-1, (self.heads, self.dim)) for x in (q, k, v))
         if self.q_gain is not None and self.k_gain is not None:
-            q, k = rms_norm(q) * self.q_gain.to(q.dtype), rms_norm(k) * self.k_gain.to(k.dtype)
+            q, k = rms_norm(q, EPS) * self.q_gain.to(q.dtype), rms_norm(k, EPS) * self.k_gain.to(k.dtype)
         if self.config.position == "rope":
             start = 0 if cache is None else cache.start
             positions = start + torch.arange(x_BTD.shape[1], device=x_BTD.device)

@@ -37,14 +37,14 @@ def forgetting(mixer: Fox, x_TD: Tensor) -> Tensor:
                 before = (k[t - 1, channels], v[t - 1, channels]) if t else (0 * key, 0 * value)
                 key = alpha[head] * before[0] + (1 - alpha[head]) * key
                 value = alpha[H + head] * before[1] + (1 - alpha[H + head]) * value
-                key = mixer.k_gain[head] * key / (key.square().mean() + 1e-6).sqrt()
+                key = mixer.k_gain[head] * key / (key.square().mean() + 1e-5).sqrt()
             keys.append(key)
             values.append(value)
         outputs = []
         for t in range(len(x_TD)):
             query = q[t, channels]
             if pro:
-                query = mixer.q_gain[head] * query / (query.square().mean() + 1e-6).sqrt()
+                query = mixer.q_gain[head] * query / (query.square().mean() + 1e-5).sqrt()
             weights = torch.stack(
                 [(query @ keys[s] / K**0.5).exp() * f[s + 1 : t + 1, head].prod() for s in range(t + 1)]
             )
