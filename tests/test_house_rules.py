@@ -330,7 +330,7 @@ def test_there_is_one_language_model():
         and len(function.args.args) > 1
         and "tokens" in function.args.args[1].arg
     ]
-    assert found == ["basecap/models/language_model.py LanguageModel"]
+    assert found == ["basecap/models/language_model.py LanguageModel", "basecap/models/ngrams.py NgramEmbedding"]
 
 
 #: What may not run: both branches of an `if`, handlers of errors, functions inside a test.

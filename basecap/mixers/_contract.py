@@ -217,6 +217,7 @@ class Architecture:
         differences: one sentence for each deliberate difference from the source, with its reason.
         variant_of: the architecture that it is a variant of, or None.
         canon: places of Canon layers in its blocks, among a, b, c and d.
+        ngram: tokens of the n-grams that its model embeds beside each token, 0 for none.
     """
 
     name: str
@@ -228,6 +229,7 @@ class Architecture:
     differences: tuple[str, ...] = ()
     variant_of: str | None = None
     canon: str = ""
+    ngram: int = 0
 
     def __post_init__(self) -> None:
         if split_backbone(self.name)[1] is not None:
@@ -236,7 +238,7 @@ class Architecture:
 
 @dataclass(frozen=True, kw_only=True)
 class Variant:
-    """A named variant of a mixer: options, Canon layers; backbone, paper, source and differences if those differ."""
+    """A named variant of a mixer: options, Canon layers, n-grams; backbone, paper and so on if those differ."""
 
     options: Mapping[str, Any] = field(default_factory=dict)
     backbone: str | None = None
@@ -245,6 +247,7 @@ class Variant:
     source: str = ""
     differences: tuple[str, ...] = ()
     canon: str = ""
+    ngram: int = 0
 
 
 ARCHITECTURES: Registry[Architecture] = Registry("mixer", "basecap.mixers", "mixers")
@@ -302,6 +305,7 @@ def mixer(
                 differences=variant.differences,
                 variant_of=None if variant is plain else name,
                 canon=variant.canon,
+                ngram=variant.ngram,
             )
             ARCHITECTURES.add(key, architecture, cls)
         return cls

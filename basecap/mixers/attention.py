@@ -113,6 +113,13 @@ NARROW = (
                 "`mixer: {rotary_fraction: 0.25}` in a study does.",
             ),
         ),
+        "transformer++ ngram": Variant(
+            ngram=6,
+            summary="an embedding of the last six tokens beside that of each: it knows by heart what it has met",
+            paper="arXiv 2501.16975 (Over-Encoding)",
+            source="our choice, as a control: one table of 32,768 rows, for n-grams of one length; the paper adds up "
+            "tables with millions of rows, for several lengths",
+        ),
         "transformer++ gated": Variant(
             options={"gate": "elementwise"},
             backbone="transformer++ narrow",

@@ -75,6 +75,11 @@ class ModelConfig(BaseModel):
             mixers.append(build_mixer(choice.mixer, choice.configure(self.hidden, own), spec))
         return mixers
 
+    @property
+    def ngram(self) -> int:
+        """Tokens of the n-grams that are embedded beside each token, 0 for none."""
+        return max(ARCHITECTURES.get(layer.use).ngram for layer in self.layers)
+
     def _canon(self, layer: LayerConfig) -> str:
         """Return the places of Canon layers in a block of the pattern."""
         return ARCHITECTURES.get(layer.use).canon if self.canon is None else self.canon

@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from basecap.errors import ConfigError
 from basecap.mixers import Cache, ParameterRecipe, default_recipe, fill_rows, initialise, normal, positions_of
+from basecap.models._compiler import reset_compiler
 from basecap.models.backbones import BACKBONES, Backbone
 from basecap.models.blocks import (
     Block,
@@ -24,6 +25,7 @@ from basecap.models.blocks import (
 )
 from basecap.models.config import ModelConfig
 from basecap.models.decoder import Decoder
+from basecap.models.ngrams import NgramEmbedding
 from basecap.ops import check_devices, check_segments, keep_choice, keep_products
 from basecap.ops.linear_cross_entropy import linear_cross_entropy
 
@@ -31,9 +33,6 @@ Caches = list[BlockCache]
 
 #: Tokens of each prompt that a model which declares `continues` reads at once: more would only take memory.
 PIECE = 16_384
-
-#: Maximum number of compiled versions of a block: one per kind of layer and sequence length.
-MOST_VERSIONS = 64
 
 
 class LanguageModel(nn.Module):
@@ -56,6 +55,7 @@ class LanguageModel(nn.Module):
         self.embedding = _embedding(config.vocab, config.hidden)
         learned = self.backbone.positions == "learned"
         self.positions = _embedding(config.max_length, config.hidden) if learned else None
+        self.ngrams = NgramEmbedding(config.ngram, config.hidden) if config.ngram else None
         self.embedding_norm = nn.LayerNorm(config.hidden, 1e-5) if self.backbone.embedding_norm else None
         self._blocks = [Block(self.backbone, mixer) for mixer in config.build_mixers()]
         self.blocks = nn.ModuleList(self._blocks)
@@ -85,7 +85,7 @@ class LanguageModel(nn.Module):
             anew: forget what was compiled for other models. A model of the same configuration can use it.
         """
         if anew:
-            _reset_compiler()
+            reset_compiler()
         self._training_blocks = [torch.compile(block, dynamic=False) for block in self._blocks]
         self._training_loss = torch.compile(self._loss, dynamic=False)
         self._few_shapes_losses = torch.compile(_token_losses, dynamic=False)
@@ -93,7 +93,7 @@ class LanguageModel(nn.Module):
 
     def compile_inside(self) -> None:
         """Compile as `compile_training` does, but within each block, so that what is called around it stays outside."""
-        _reset_compiler()
+        reset_compiler()
         for block in self._blocks:
             block.forward = torch.compile(block.forward, dynamic=False)  # type: ignore[method-assign]
         self._training_loss = torch.compile(self._loss, dynamic=False)
@@ -105,7 +105,7 @@ class LanguageModel(nn.Module):
         The code works for one length of prompts, batch size and cache capacity; others are compiled again. Prompts are
         then read whole.
         """
-        _reset_compiler()
+        reset_compiler()
         self._whole_prompts = True
         self._block_prefills = [torch.compile(block.prefill, dynamic=False) for block in self._blocks]
         self._prompt_logits = torch.compile(self._last_logits, dynamic=False)
@@ -115,7 +115,7 @@ class LanguageModel(nn.Module):
 
         The code works for any number of tokens in the caches, and for one batch size and cache capacity.
         """
-        _reset_compiler()
+        reset_compiler()
         self._block_steps = [torch.compile(block.step) for block in self._blocks]
         self._next_logits = torch.compile(self._last_logits)
 
@@ -128,8 +128,7 @@ class LanguageModel(nn.Module):
         """Return the recipe of every parameter by its full name."""
         recipes = default_recipe(self)
         recipes["embedding.weight"] = ParameterRecipe(init=self.backbone.embedding, decay=self.backbone.embedding_decay)
-        if self.positions is not None:
-            # As in openai/gpt-2: src/model.py.
+        if self.positions is not None:  # as in openai/gpt-2: src/model.py
             recipes["positions.weight"] = ParameterRecipe(init=normal(0.01))
         if self.head is not None:
             recipes["head.weight"] = ParameterRecipe(init=self.backbone.head)
@@ -211,7 +210,10 @@ class LanguageModel(nn.Module):
                 "one that is trained on text or on another task."
             )
         self._check_positions(max_length)
-        return [block.init_cache(batch, max_length) for block in self._blocks]
+        caches = [block.init_cache(batch, max_length) for block in self._blocks]
+        if self.ngrams is not None:
+            caches[0].mixer.tensors["ngram"] = self.ngrams.init_cache(batch)
+        return caches
 
     @torch.no_grad()  # else the caches would keep the graphs of all their tokens
     def prefill(self, tokens_BT: Tensor, caches: Caches, *, hidden: bool = False) -> Tensor:
@@ -299,7 +301,8 @@ class LanguageModel(nn.Module):
 
     def state_bytes(self, length: int) -> int:
         """Bytes of decoding state per sequence of `length` tokens, in the parameters' dtype."""
-        return sum(block.state_bytes(length) for block in self._blocks)
+        ngrams = 0 if self.ngrams is None else self.ngrams.state_bytes()
+        return ngrams + sum(block.state_bytes(length) for block in self._blocks)
 
     def _stream(
         self,
@@ -364,6 +367,8 @@ class LanguageModel(nn.Module):
                 end = end if end <= self.config.max_length else int(positions.max()) + 1
             self._check_positions(end)
             x = x + self.positions(positions)
+        if self.ngrams is not None:
+            x = x + self.ngrams(tokens, segments, None if cache is None else cache.tensors["ngram"])
         return x if self.embedding_norm is None else self.embedding_norm(x)
 
 
@@ -384,15 +389,6 @@ def outline(config: ModelConfig) -> LanguageModel:
 
 def _token_losses(hidden_BTD: Tensor, weight_VD: Tensor, targets_BT: Tensor) -> Tensor:
     return linear_cross_entropy(hidden_BTD, weight_VD, targets_BT, reduction="none")
-
-
-def _reset_compiler() -> None:
-    """Forget compiled code, and allow `MOST_VERSIONS` of one function."""
-    import torch._dynamo  # takes half a second, which uncompiled models do not need
-
-    torch.compiler.reset()
-    # PyTorch gives up and runs uncompiled after 8 versions of a block: kinds of layers times lengths of sequences.
-    torch._dynamo.config.recompile_limit = MOST_VERSIONS
 
 
 def _embedding(rows: int, width: int) -> nn.Embedding:

@@ -94,6 +94,12 @@ TABLES = {
     "transformer++ canon": Table(source=CANON_SOURCE, rows=(*PLAIN.rows, CANON), tied=True),
     "top1-chunk-exact canon": Table(source=TOP_1, rows=(*PLAIN.rows, CANON), tied=True),
     "transformer++": PLAIN,
+    "transformer++ ngram": Table(
+        source="our choice, as a control: one table of 32,768 rows, for n-grams of one length; the paper adds up "
+        "tables with millions of rows, for several lengths",
+        rows=(*PLAIN.rows, Row(r"ngrams\.table\.weight", normal(0.02))),
+        tied=True,
+    ),
     "transformer++ gated": Table(source=GATED_SOURCE, rows=(*PLAIN.rows, GATE), tied=True),
     "transformer++ qk-norm gated": Table(
         source=GATED_SOURCE,
