@@ -130,6 +130,8 @@ class LanguageModel(nn.Module):
         recipes["embedding.weight"] = ParameterRecipe(init=self.backbone.embedding, decay=self.backbone.embedding_decay)
         if self.positions is not None:  # as in openai/gpt-2: src/model.py
             recipes["positions.weight"] = ParameterRecipe(init=normal(0.01))
+        if self.ngrams is not None:
+            recipes["ngrams.table.weight"] = ParameterRecipe(init=normal(0.02), lr=self.ngrams.LR, decay=False)
         if self.head is not None:
             recipes["head.weight"] = ParameterRecipe(init=self.backbone.head)
         recipes = {name: recipe for name, recipe in recipes.items() if not name.startswith("blocks.")}

@@ -21,6 +21,9 @@ class NgramEmbedding(nn.Module):
         width: numbers of an embedding.
     """
 
+    #: Learning-rate factor of the table: most of its rows are met a few times.
+    LR = 10.0
+
     def __init__(self, order: int, width: int):
         super().__init__()
         self.order = order

@@ -118,8 +118,8 @@ def test_each_skill_is_tested_by_itself(tmp_path):
 def test_only_takes_any_name_where_a_study_says_so():
     with pytest.raises(ConfigError, match="did you mean 'mamba-1'"):
         with_named(load_study("recall-card", scale="test"), ["mamba1"])
-    with pytest.raises(ConfigError, match="study quickstart has no architecture 'windw': did you mean 'window 2'"):
-        with_named(load_study("quickstart"), ["windw"])
+    with pytest.raises(ConfigError, match="study quickstart has no architecture 'ngram': did you mean 'ngram 6'"):
+        with_named(load_study("quickstart"), ["ngram"])
     study = load_study("lp-table-2", scale="test")
     assert with_named(study, ["rwkv-7"]) is study
     with pytest.raises(ConfigError, match=r"no architecture 'rwkv-7'.* add --set any_architecture=true"):
