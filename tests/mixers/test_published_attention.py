@@ -97,7 +97,7 @@ TABLES = {
     "transformer++ ngram": Table(
         source="our choice, as a control: one table of 32,768 rows, for n-grams of one length; the paper adds up "
         "tables with millions of rows, for several lengths",
-        rows=(*PLAIN.rows, Row(r"ngrams\.table\.weight", normal(0.02))),
+        rows=(*PLAIN.rows, Row(r"ngrams\.table\.weight", normal(0.02), lr=10.0, decay=False)),
         tied=True,
     ),
     "transformer++ gated": Table(source=GATED_SOURCE, rows=(*PLAIN.rows, GATE), tied=True),
