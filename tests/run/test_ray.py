@@ -7,6 +7,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,9 @@ from basecap.plan.runs import plan_runs
 from basecap.records import RunRecords, StudyRecords
 from basecap.run.execute import execute
 from basecap.run.executors import Resources, prepare_by_jobs
+from basecap.run.executors import ray as executor_of_ray
 from basecap.run.executors._packages import pack, put
-from basecap.run.executors.ray import RayExecutor, RayOptions, _joined
+from basecap.run.executors.ray import RayExecutor, RayOptions, _init, _joined
 from basecap.run.jobs import Execution
 from basecap.run.stored_weights import evaluate_directory
 from basecap.study.config import load_study, select
@@ -228,6 +230,43 @@ def test_a_cluster_that_does_not_answer_is_named(study_file, tmp_path):
     settings = {"address": "127.0.0.1:1"}
     with pytest.raises(ConfigError, match=r"no Ray cluster answers at 127\.0\.0\.1:1 .*; start Ray here"):
         run(study_file, tmp_path / "out", Resources(device="cpu", executor="ray", settings=settings))
+
+
+class Alone:
+    """Stands for Ray on a machine of two processors, where no cluster is known."""
+
+    started = 0
+
+    @staticmethod
+    def nodes() -> list[dict[str, Any]]:
+        return [{"Alive": True, "Resources": {"CPU": 2.0}}]
+
+    @staticmethod
+    def cluster_resources() -> dict[str, float]:
+        return {"CPU": 2.0}
+
+    @classmethod
+    def init(cls, address: str | None = None, **options: Any) -> None:
+        if address is not None:
+            raise ConnectionError("there is no cluster")
+        cls.started += 1
+
+
+def test_tasks_that_this_machine_alone_has_no_room_for_are_refused(study_file, tmp_path, monkeypatch):
+    assert _init(Alone, None) and Alone.started == 1
+    with pytest.raises(ConnectionError):
+        _init(Alone, "auto")
+    study, said = load_study(str(study_file)), []
+    on = Resources(device="cpu", executor="ray", settings={"cpus": "3"})
+    execution = Execution(study=study, out=tmp_path / "out", device="cpu", on=on)
+    runs = plan_runs(study, byte_tokenizer().vocab_size)
+    alone, one_of_many = (RayExecutor(execution, runtime_of(execution.out, said.append), ["cpu"]) for _ in range(2))
+    monkeypatch.setattr(executor_of_ray, "_joined", lambda address: nullcontext((Alone, True)))
+    with pytest.raises(ConfigError, match="this machine does not have the 3 CPUs and 0 GPUs of a task; lower them"):
+        list(alone.attempt(runs))
+    monkeypatch.setattr(executor_of_ray, "_joined", lambda address: nullcontext((Alone, False)))
+    one_of_many._note_waiting({"num_cpus": 3.0, "num_gpus": 0.0})
+    assert len(said) == 1 and said[0].startswith("No node of the Ray cluster has 3 CPUs and 0 GPUs: tasks wait")
 
 
 def test_an_evaluation_brings_back_records_and_leaves_weights_alone(tmp_path):

@@ -134,7 +134,7 @@ def _prepare_text(execution: Execution, log: Callable[[str], None]) -> None:
     cache.mkdir(parents=True, exist_ok=True)
     plugins = {path.absolute(): digest for path, digest in execution.plugins.items()}
     given = pickle.dumps(_ray_tasks.TextErrand(section=section, cache=cache, plugins=plugins, directory=Path.cwd()))
-    with _joined(options.address) as ray:
+    with _joined(options.address) as (ray, _):
         resources = {"num_cpus": options.cpus, "max_retries": options.retries, "scheduling_strategy": "SPREAD"}
         task = ray.remote(_ray_tasks.prepare_text).options(**resources)
         tasks = [task.remote(given) for _ in range(options.prepare)]
@@ -184,9 +184,13 @@ class RayExecutor(Executor):
                     self._answer(task, errand)
 
     @cached_property
+    def _joined(self) -> tuple[Any, bool]:
+        return self._held.enter_context(_joined(self.options.address))
+
+    @property
     def ray(self) -> Any:
         """The module, after it has joined the cluster."""
-        return self._held.enter_context(_joined(self.options.address))
+        return self._joined[0]
 
     @cached_property
     def gpus(self) -> float:
@@ -323,19 +327,28 @@ class RayExecutor(Executor):
             return answer
 
     def _note_waiting(self, resources: Mapping[str, float]) -> None:
-        """Log where no node has room for a task: a cluster may start one, else the tasks wait for ever."""
+        """Log where no node has room for a task: a cluster may start one, else the tasks wait for ever.
+
+        Raises ConfigError where Ray runs on this machine alone.
+        """
         nodes = [node["Resources"] for node in self.ray.nodes() if node["Alive"]]
         cpus, gpus = resources["num_cpus"], resources["num_gpus"]
-        if not any(node.get("CPU", 0) >= cpus and node.get("GPU", 0) >= gpus for node in nodes):
-            self.runtime.log(
-                f"No node of the Ray cluster has {cpus:g} CPUs and {gpus:g} GPUs: tasks wait for one. Lower them with "
-                "--ray cpus=N, gpus=N, or press Ctrl-C."
+        if any(node.get("CPU", 0) >= cpus and node.get("GPU", 0) >= gpus for node in nodes):
+            return
+        if self._joined[1]:
+            raise ConfigError(
+                f"this machine does not have the {cpus:g} CPUs and {gpus:g} GPUs of a task; lower them with --ray "
+                "cpus=N, gpus=N, or give the address of a cluster."
             )
+        self.runtime.log(
+            f"No node of the Ray cluster has {cpus:g} CPUs and {gpus:g} GPUs: tasks wait for one. Lower them with "
+            "--ray cpus=N, gpus=N, or press Ctrl-C."
+        )
 
 
 @contextlib.contextmanager
-def _joined(address: str | None) -> Iterator[Any]:
-    """Yield the module `ray` within a cluster, which is left at the end; a local one ends then.
+def _joined(address: str | None) -> Iterator[tuple[Any, bool]]:
+    """Yield the module `ray` within a cluster, and whether it was started here, alone; it is left, or ends, at the end.
 
     Raises:
         ConfigError: Ray is not installed, or no cluster answers.
@@ -345,14 +358,14 @@ def _joined(address: str | None) -> Iterator[Any]:
     except ImportError as error:
         raise ConfigError("executor ray needs Ray; pip install 'basecap[ray]'.") from error
     if ray.is_initialized():
-        yield ray
+        yield ray, False
         return
     handlers = {number: signal.getsignal(number) for number in SIGNALS}
     try:
         if address is not None and ":" in address:  # Ray itself would try for half a minute
             host, _, port = address.rpartition(":")
             socket.create_connection((host, int(port)), PATIENCE).close()
-        ray.init(address=address, logging_level=logging.WARNING, include_dashboard=False)
+        alone = _init(ray, address)
     except (OSError, RuntimeError, ValueError) as error:  # ConnectionError is an OSError
         raise ConfigError(
             f"no Ray cluster answers at {address or 'RAY_ADDRESS'} ({describe_error(error)}); start Ray here "
@@ -362,6 +375,19 @@ def _joined(address: str | None) -> Iterator[Any]:
         for number, handler in handlers.items():  # Ray replaces that of SIGTERM
             signal.signal(number, handler)
     try:
-        yield ray
+        yield ray, alone
     finally:
         ray.shutdown()
+
+
+def _init(ray: Any, address: str | None) -> bool:
+    """Join a cluster, or start Ray here where none is known; return whether it was started. Raises what Ray raises."""
+    options = {"logging_level": logging.WARNING, "include_dashboard": False}
+    try:
+        ray.init(address=address or "auto", **options)
+    except ConnectionError:
+        if address is not None:
+            raise
+        ray.init(**options)
+        return True
+    return False
