@@ -3,12 +3,14 @@
 import contextlib
 import os
 import signal
+import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,7 +25,7 @@ from basecap.run.execute import execute
 from basecap.run.executors import Resources, prepare_by_jobs
 from basecap.run.executors import ray as executor_of_ray
 from basecap.run.executors._packages import pack, put
-from basecap.run.executors.ray import RayExecutor, RayOptions, _init, _joined
+from basecap.run.executors.ray import RayExecutor, RayOptions, _joined
 from basecap.run.jobs import Execution
 from basecap.run.stored_weights import evaluate_directory
 from basecap.study.config import load_study, select
@@ -233,9 +235,7 @@ def test_a_cluster_that_does_not_answer_is_named(study_file, tmp_path):
 
 
 class Alone:
-    """Stands for Ray on a machine of two processors, where no cluster is known."""
-
-    started = 0
+    """Stands for Ray on a machine of two processors."""
 
     @staticmethod
     def nodes() -> list[dict[str, Any]]:
@@ -245,17 +245,17 @@ class Alone:
     def cluster_resources() -> dict[str, float]:
         return {"CPU": 2.0}
 
-    @classmethod
-    def init(cls, address: str | None = None, **options: Any) -> None:
-        if address is not None:
-            raise ConnectionError("there is no cluster")
-        cls.started += 1
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_whether_ray_was_started_here_is_known(alone: bool, monkeypatch):
+    began = SimpleNamespace(address_info={"session_dir": f"/tmp/ray/session_2026_1_{os.getpid() + (not alone)}"})
+    library = SimpleNamespace(is_initialized=lambda: False, init=lambda **options: began, shutdown=lambda: None)
+    monkeypatch.setitem(sys.modules, "ray", library)
+    with _joined(None) as found:
+        assert found == (library, alone)
 
 
 def test_tasks_that_this_machine_alone_has_no_room_for_are_refused(study_file, tmp_path, monkeypatch):
-    assert _init(Alone, None) and Alone.started == 1
-    with pytest.raises(ConnectionError):
-        _init(Alone, "auto")
     study, said = load_study(str(study_file)), []
     on = Resources(device="cpu", executor="ray", settings={"cpus": "3"})
     execution = Execution(study=study, out=tmp_path / "out", device="cpu", on=on)

@@ -3,7 +3,8 @@
 Options of `--ray`:
 
     address   HOST:PORT of a running cluster, or auto for the one that this machine belongs to; without it the cluster
-              of Ray's own RAY_ADDRESS, else Ray is started on this machine alone and ends with the command
+              of Ray's own RAY_ADDRESS, else the last one that `ray start` began here, else Ray is started on this
+              machine alone and ends with the command
     cpus      processors of a task; 1 by default
     gpus      GPUs of a task, such as 0.5 for two tasks on each; by default 1 divided by --per-device where the cluster
               has GPUs and --device is not cpu
@@ -365,7 +366,9 @@ def _joined(address: str | None) -> Iterator[tuple[Any, bool]]:
         if address is not None and ":" in address:  # Ray itself would try for half a minute
             host, _, port = address.rpartition(":")
             socket.create_connection((host, int(port)), PATIENCE).close()
-        alone = _init(ray, address)
+        joined: Any = ray.init(address=address, logging_level=logging.WARNING, include_dashboard=False)
+        # Ray names the directory of a session after the process that started it.
+        alone = joined.address_info["session_dir"].endswith(f"_{os.getpid()}")
     except (OSError, RuntimeError, ValueError) as error:  # ConnectionError is an OSError
         raise ConfigError(
             f"no Ray cluster answers at {address or 'RAY_ADDRESS'} ({describe_error(error)}); start Ray here "
@@ -378,16 +381,3 @@ def _joined(address: str | None) -> Iterator[tuple[Any, bool]]:
         yield ray, alone
     finally:
         ray.shutdown()
-
-
-def _init(ray: Any, address: str | None) -> bool:
-    """Join a cluster, or start Ray here where none is known; return whether it was started. Raises what Ray raises."""
-    options = {"logging_level": logging.WARNING, "include_dashboard": False}
-    try:
-        ray.init(address=address or "auto", **options)
-    except ConnectionError:
-        if address is not None:
-            raise
-        ray.init(**options)
-        return True
-    return False
