@@ -101,19 +101,12 @@ def fourier_flops(length: int, taps: int, channels: int) -> float:
     return 3 * 2.5 * points * math.log2(points) * channels
 
 
-class PartedLinear(nn.Linear):
-    """A linear layer without bias that returns its output split into parts of `sizes` channels."""
-
-    def __init__(self, channels: int, sizes: Sequence[int]):
-        super().__init__(channels, sum(sizes), bias=False)
-        self.sizes = list(sizes)
-
-    def forward(self, x: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
-        """[..., D] -> a tensor [..., size] for each size."""
-        if x.is_cuda:
-            return super().forward(x).split(self.sizes, dim=-1)
-        # On a CPU, split would concatenate the gradients, a large copy, and products with rows of odd length are slow.
-        return tuple(F.linear(x, weight) for weight in self.weight.split(self.sizes))
+def parted(linear: nn.Module, x: Tensor, sizes: Sequence[int]) -> tuple[Tensor, ...]:
+    """Return the output of a linear layer without bias in parts: [..., D] -> a tensor [..., size] for each size."""
+    if x.is_cuda or type(linear) is not nn.Linear:  # such as an adapter around one, which does more
+        return linear(x).split(sizes, dim=-1)
+    # On a CPU, split would concatenate the gradients, a large copy, and products with rows of odd length are slow.
+    return tuple(F.linear(x, weight) for weight in linear.weight.split(sizes))
 
 
 class ShortConvolution(nn.Module):

@@ -8,7 +8,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from basecap.mixers._contract import Cache, Mixer, Variant, choose_heads, divide, mixer
-from basecap.mixers._parts import PartedLinear, ShortConvolution, rms_norm
+from basecap.mixers._parts import ShortConvolution, parted, rms_norm
 from basecap.mixers._recipes import LayerSpec, ParameterRecipe, constant, default_recipe, uniform
 from basecap.mixers._state_space import (
     REPOSITORY,
@@ -80,7 +80,9 @@ class Mamba2(Mixer):
         self.decays = {"full": self.heads, "one": 1, "none": 0}[config.decay]
         self.steps = self.heads + (1 if config.decay == "one" else 0)
         channels = sum(self.widths)
-        self.in_proj = PartedLinear(layer.hidden, [self.inner, channels, self.steps])
+        #: Channels of the gate, of x with B and C, and of the step sizes.
+        self.parts = [self.inner, channels, self.steps]
+        self.in_proj = nn.Linear(layer.hidden, sum(self.parts), bias=False)
         self.conv = ShortConvolution(channels, config.conv_width, activation="silu") if config.conv else None
         self.dt_bias = nn.Parameter(torch.empty(self.steps))
         self.A_log = nn.Parameter(torch.empty(self.decays)) if self.decays else None
@@ -123,7 +125,7 @@ class Mamba2(Mixer):
 
     def forward(self, x_BTD: Tensor, segments: Tensor | None = None) -> Tensor:
         """Mix; see `Mixer.forward`."""
-        gate, mixed, raw_dt = self.in_proj(x_BTD)
+        gate, mixed, raw_dt = parted(self.in_proj, x_BTD, self.parts)
         o, _ = self._scan(self._convolve(mixed, segments), raw_dt, None, segments)
         return self._finish(o, gate)
 
@@ -144,13 +146,13 @@ class Mamba2(Mixer):
 
     def step(self, x_B1D: Tensor, cache: Cache) -> Tensor:
         """Mix one more token."""
-        gate, mixed, raw_dt = self.in_proj(x_B1D)
+        gate, mixed, raw_dt = parted(self.in_proj, x_B1D, self.parts)
         mixed = convolve_step(self.conv, mixed, cache)
         return self._advance(mixed.split(self.widths, dim=-1), raw_dt, gate, cache)
 
     def prefill(self, x_BTD: Tensor, cache: Cache) -> Tensor:
         """Mix a prompt, or more of it, chunk by chunk and keep its final state."""
-        gate, mixed, raw_dt = self.in_proj(x_BTD)
+        gate, mixed, raw_dt = parted(self.in_proj, x_BTD, self.parts)
         if self.conv is not None and cache.length:
             parts = self.conv.further(mixed, cache.tensors["conv"]).split(self.widths, dim=-1)
             return self._advance(parts, raw_dt, gate, cache)
@@ -163,13 +165,13 @@ class Mamba2(Mixer):
 
         The skip connection D is not part of it (arXiv 2410.15678, section 3.1).
         """
-        _, mixed, raw_dt = self.in_proj(x_BTD)
+        _, mixed, raw_dt = parted(self.in_proj, x_BTD, self.parts)
         _, q, k, dt, log_decay = self._state_space(self._convolve(mixed), raw_dt)
         return influence(q, k, log_decay).scaled(writes_BTH=dt)
 
     def mixed(self, x_BTD: Tensor) -> tuple[Tensor, Tensor]:
         """Return the convolved x and the state space's output without its skip connection, [B, T, H, V]."""
-        _, mixed, raw_dt = self.in_proj(x_BTD)
+        _, mixed, raw_dt = parted(self.in_proj, x_BTD, self.parts)
         x, q, k, dt, log_decay = self._state_space(self._convolve(mixed), raw_dt)
         return x, ssd(q, k, (x * dt[..., None]).to(x.dtype), log_decay)[0]
 

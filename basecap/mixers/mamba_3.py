@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from basecap.errors import ConfigError
 from basecap.mixers._contract import Cache, Mixer, MixerConfig, Variant, choose_heads, mixer
-from basecap.mixers._parts import PartedLinear, rms_norm
+from basecap.mixers._parts import parted, rms_norm
 from basecap.mixers._recipes import LayerSpec, ParameterRecipe, constant, uniform
 from basecap.mixers._state_space import REPOSITORY, step_size, step_size_bias
 from basecap.ops import Influence, exact_dtype, running_sums
@@ -123,10 +123,9 @@ class Mamba3(Mixer):
                 f"rank is {R}, more than a state of {state} x {self.head_dim} per head can hold "
                 f"({min(state, self.head_dim)}); choose a smaller one."
             )
-        self.in_proj = PartedLinear(
-            layer.hidden,
-            [self.inner, self.inner, R * state, R * state, H, H, H if config.trapezoid else 0, self.angles],
-        )
+        #: Channels of gate, x, B, C, step sizes, decay rates, shares and angles.
+        self.parts = [self.inner, self.inner, R * state, R * state, H, H, H if config.trapezoid else 0, self.angles]
+        self.in_proj = nn.Linear(layer.hidden, sum(self.parts), bias=False)
         self.dt_bias = nn.Parameter(torch.empty(H))
         self.B_gain = nn.Parameter(torch.empty(state))
         self.C_gain = nn.Parameter(torch.empty(state))
@@ -149,7 +148,7 @@ class Mamba3(Mixer):
 
     def _flow(self, x_BTD: Tensor, start_BHA: Tensor | None = None) -> tuple[Tensor, Flow, Tensor]:
         """Return the gate [B, T, inner], the flow, and the phases after each token [B, T, H, angles] in float64."""
-        gate, x, k, q, raw_dt, raw_rate, raw_share, raw_turn = self.in_proj(x_BTD)
+        gate, x, k, q, raw_dt, raw_rate, raw_share, raw_turn = parted(self.in_proj, x_BTD, self.parts)
         dt = step_size(raw_dt, self.dt_bias)
         share = raw_share.to(dt.dtype).sigmoid() if self.config.trapezoid else torch.ones_like(dt)
         turns = dt[..., None] * (math.pi * torch.tanh(raw_turn.to(dt.dtype)))[:, :, None]

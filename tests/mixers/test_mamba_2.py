@@ -7,6 +7,7 @@ from transformers import Mamba2Config
 from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
 
 from basecap.mixers import ARCHITECTURES, LayerSpec, Mixer, initialise
+from basecap.mixers._parts import parted
 from tests.mixers._parity import assert_equals_module
 
 
@@ -48,7 +49,7 @@ def test_parity_with_transformers(groups: int):
 def test_without_decay_it_is_linear_attention():
     module = build("mamba-2 decay none w/o conv", norm=False)
     x = draw(2, 30, 32)
-    gate, mixed, raw_dt = module.in_proj(x)
+    gate, mixed, raw_dt = parted(module.in_proj, x, module.parts)
     u, k, q = nn.functional.silu(mixed).split([64, 128, 128], dim=-1)
     dt = nn.functional.softplus(raw_dt + module.dt_bias)
     attention = torch.einsum("btk,bsk->bts", q, k).tril() @ (u * dt)
@@ -59,7 +60,7 @@ def test_without_decay_it_is_linear_attention():
 def test_one_decay_is_shared_by_all_heads():
     module = build("mamba-2 decay one", heads=4)
     matrix = module.influence(draw(1, 9, 32)).whole()
-    dt = nn.functional.softplus(module.in_proj(draw(1, 9, 32))[2][..., :-1] + module.dt_bias[:-1])
+    dt = nn.functional.softplus(parted(module.in_proj, draw(1, 9, 32), module.parts)[2][..., :-1] + module.dt_bias[:-1])
     per_value = matrix / dt.transpose(1, 2)[:, :, None]
     torch.testing.assert_close(per_value, per_value[:, :1].expand_as(per_value))
 
@@ -68,7 +69,7 @@ def test_influence_applied_to_the_values_is_the_mixed_sequence():
     module = build("mamba-2", heads=4)
     x = draw(2, 17, 32)
     matrix = module.influence(x).whole()
-    gate, mixed, _ = module.in_proj(x)
+    gate, mixed, _ = parted(module.in_proj, x, module.parts)
     u = module.conv(mixed)[..., :64].unflatten(-1, (4, 16))
     o = torch.einsum("bhts,bshv->bthv", matrix, u) + module.D[:, None] * u
     torch.testing.assert_close(module._finish(o.flatten(2), gate), module(x))

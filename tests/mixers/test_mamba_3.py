@@ -27,7 +27,7 @@ def inputs(T: int = 30) -> Tensor:
 def by_token(mixer: Mamba3, u: Tensor) -> Tensor:
     """The recurrence as the official step has it: every head with its own state and phases, one token at a time."""
     H, K, V, A, R = mixer.heads, mixer.config.state, mixer.head_dim, mixer.angles, mixer.config.rank
-    z, x, B, C, dt, rate, share, angle = (u @ mixer.in_proj.weight.T).split(mixer.in_proj.sizes, dim=-1)
+    z, x, B, C, dt, rate, share, angle = (u @ mixer.in_proj.weight.T).split(mixer.parts, dim=-1)
     dt = F.softplus(dt + mixer.dt_bias)
     rate = F.softplus(rate) if mixer.config.rate == "softplus" else torch.where(rate >= 0, 1 + rate, 1 / (1 - rate))
     rate = rate.clamp(min=1e-4)
@@ -77,7 +77,7 @@ def test_without_its_additions_it_is_mamba_2(monkeypatch):
             getattr(mixer, name).fill_(1.0)
         for name in ("B_bias", "C_bias"):
             getattr(mixer, name).zero_()
-        *_, rate, _, _ = mixer.in_proj.weight.split(mixer.in_proj.sizes)
+        *_, rate, _, _ = mixer.in_proj.weight.split(mixer.parts)
         rate.zero_()
         plain.in_proj.weight.copy_(mixer.in_proj.weight[: -len(rate)])
         plain.A_log.fill_(math.log(math.log(2.0)))  # softplus of 0
@@ -100,7 +100,7 @@ def test_a_rank_that_neither_enters_nor_leaves_is_none():
                 own[name].copy_(parameter[:, 0])
             elif name in own and name != "in_proj.weight":
                 own[name].copy_(parameter)
-        z, x, B, C, *rest = wide.in_proj.weight.split(wide.in_proj.sizes)
+        z, x, B, C, *rest = wide.in_proj.weight.split(wide.parts)
         plain.in_proj.weight.copy_(torch.cat([z, x, B[:8], C[:8], *rest]))
     torch.testing.assert_close(wide(u), plain(u), rtol=1e-10, atol=1e-10)
 
