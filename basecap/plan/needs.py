@@ -16,9 +16,13 @@ REPORT = 10**6
 def missing(plan: Plan, out: Path) -> list[str]:
     """Return a sentence for each thing without which `basecap run` refuses the study; uses no network."""
     study = plan.study
-    text = [] if study.task is not None else missing_inputs(study.text, cache_of(study.text, out))
-    nearest = _nearest(out)
-    place = [] if nearest.is_dir() else [f"{nearest} is not a directory; give another --out."]
+    places, text = {"--out": out}, list[str]()
+    if study.task is None:
+        cache = cache_of(study.text, out)
+        text = missing_inputs(study.text, cache)
+        places |= {} if study.text.cache is None else {"data.cache": cache}
+    nearest = {option: _nearest(place) for option, place in places.items()}
+    place = [f"{path} is not a directory; give another {name}." for name, path in nearest.items() if not path.is_dir()]
     return [*place, *text, *(sentence for found in plan.evaluations for sentence in found.missing())]
 
 

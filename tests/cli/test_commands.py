@@ -191,6 +191,8 @@ def test_a_plan_says_what_it_leaves_out_and_what_is_missing(study_file, tmp_path
     assert code == 2 and err.startswith("error: missing: ") and "has no domain 'poems'" in err
     code, _, err = basecap("plan", study_file, "--out", "/dev/full")
     assert (code, err) == (2, "error: missing: /dev/full is not a directory; give another --out.\n")
+    code, _, err = basecap("plan", study_file, "--set", f"data.cache={study_file}/text")
+    assert (code, err) == (2, f"error: missing: {study_file} is not a directory; give another data.cache.\n")
     remote = "From the network: tokenizer 'some/model' is downloaded from the Hugging Face hub; give a local tokenizer"
     assert remote in printed
 
