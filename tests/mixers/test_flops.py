@@ -216,7 +216,7 @@ class Ops:
 
     def wkv6(self, r, k, v, log_decay, bonus, **_):
         self.recurrence((DECAY + WRITE + READ) * state_of(k, v))
-        return like(v, r, k, log_decay, bonus), None
+        return like(v, r, k, log_decay, bonus), torch.zeros(len(v), v.shape[2], k.shape[3], v.shape[3])
 
     def wkv7(self, r, log_decay, k, v, a, b, **_):
         recall, correct = READ, WRITE
