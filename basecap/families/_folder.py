@@ -30,6 +30,8 @@ def read_model(folder: Path) -> LanguageModel:
     """
     values = _json(folder / "config.json")
     kind = values.get("model_type")
+    if kind == "basecap":
+        raise ConfigError(f"{folder} was exported by basecap; `basecap report DIR DIR` joins its study with another.")
     if kind not in FAMILIES.names():
         hint = nearest(str(kind), FAMILIES.names())
         raise ConfigError(f"{folder} has a model of type {kind!r}, which cannot be imported; {hint}")

@@ -211,6 +211,7 @@ def saved(model: nn.Module, folder: Path, **changes) -> Path:
 @pytest.mark.parametrize(
     "changes, message",
     [
+        ({"model_type": "basecap"}, "was exported by basecap; `basecap report DIR DIR` joins its study with another."),
         ({"model_type": "lama"}, "has a model of type 'lama', which cannot be imported; did you mean 'llama'?"),
         (
             {"hidden_act": "gelu"},
