@@ -13,7 +13,7 @@ from basecap.train.loop import DevicePlacement, Trainer
 from tests.train.conftest import BATCH, LENGTH, VOCAB, UnevenStream, config
 
 #: Steps after which each of three commands stops.
-STOPS = (7, 13, None)
+STOPS = (3, 6, None)
 
 
 class Stopped(Exception):
@@ -22,7 +22,8 @@ class Stopped(Exception):
 
 def train(path: Path, group: Processes, stop: int | None, **options: object) -> Trainer:
     """Train a model with uneven batches and two micro-batches, up to a step after a checkpoint."""
-    chosen = config(micro_batch=1, average=0.1, checkpoint_every=BATCH * LENGTH, eval_every=10 * BATCH * LENGTH)
+    step = BATCH * LENGTH
+    chosen = config(micro_batch=1, average=0.1, checkpoint_every=step, eval_every=5 * step, tokens=10 * step)
     model = LanguageModel(
         model_config("transformer++", hidden=32, vocab=VOCAB, layers=2, max_length=LENGTH), checkpointing="selective"
     )
