@@ -53,7 +53,7 @@ def padded(rows: list[Tensor], side: str) -> tuple[Tensor, Tensor]:
     return tokens, mask
 
 
-@pytest.mark.parametrize("name", [*distinct_names(), "gated-deltanet canon"])
+@pytest.mark.parametrize("name", [*distinct_names(), "gated-deltanet canon", "transformer++ ngram"])
 @torch.no_grad()
 def test_a_loaded_model_is_the_saved_one_whatever_pads_its_rows(name: str, tmp_path: Path):
     ours, loaded = exported(name, tmp_path)
