@@ -103,7 +103,8 @@ def fourier_flops(length: int, taps: int, channels: int) -> float:
 
 def parted(linear: nn.Module, x: Tensor, sizes: Sequence[int]) -> tuple[Tensor, ...]:
     """Return the output of a linear layer without bias in parts: [..., D] -> a tensor [..., size] for each size."""
-    if x.is_cuda or type(linear) is not nn.Linear:  # such as an adapter around one, which does more
+    # An adapter around a linear layer does more, and a hook wants its whole output.
+    if x.is_cuda or type(linear) is not nn.Linear or linear._forward_hooks:
         return linear(x).split(sizes, dim=-1)
     # On a CPU, split would concatenate the gradients, a large copy, and products with rows of odd length are slow.
     return tuple(F.linear(x, weight) for weight in linear.weight.split(sizes))

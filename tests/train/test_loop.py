@@ -177,7 +177,7 @@ def test_a_block_whose_last_sum_overflows_is_named(model):
     assert first_bad_module(model, tokens, tokens) == "module blocks.0"
 
 
-def test_a_module_whose_outputs_come_in_parts_is_named():
+def test_a_module_whose_output_is_taken_in_parts_is_named():
     model = LanguageModel(model_config("mamba-2", hidden=32, vocab=31, layers=1, max_length=8)).initialise(0)
     torch.nn.init.constant_(model.blocks[0].mixer.in_proj.weight, 3e38)
     tokens = torch.zeros(1, 8, dtype=torch.int64)
