@@ -47,7 +47,7 @@ def measure(version: Path, cards: int, each: int, options: argparse.Namespace, c
         seeds = f"[{','.join(map(str, range(runs)))}]"
         settings = [f"reference_seeds={seeds}", "seeds=[0]", "train.eval_every=1e9", "train.tokens=1e9"]
         settings += [f"data.cache={options.cache.resolve()}", f"data.path={options.path}", *options.set]
-        command = [sys.executable, "-m", "basecap.cli", "run", options.study, "--only", options.only, "--out", str(out)]
+        command = [sys.executable, "-m", "basecap", "run", options.study, "--only", options.only, "--out", str(out)]
         command += ["--per-device", str(each), *(word for setting in settings for word in ("--set", setting))]
         visible = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, range(cards)))} if torch.cuda.is_available() else {}
         environment = {key: value for key, value in os.environ.items() if not key.endswith("_NUM_THREADS")} | visible

@@ -42,7 +42,7 @@ def measured(path: Path) -> tuple[float, float]:
     """Write the report in another process; return seconds by the clock and of the processor."""
     # An installed package is compiled once, also where this process keeps no compiled modules.
     compiled = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(path.parent / "compiled")}
-    command = [sys.executable, "-m", "basecap.cli", "report", str(path)]
+    command = [sys.executable, "-m", "basecap", "report", str(path)]
     before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     subprocess.run(command, stdout=subprocess.DEVNULL, env={**os.environ, **compiled}, check=True)
     taken, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_CHILDREN)

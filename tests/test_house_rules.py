@@ -105,8 +105,8 @@ def relative(path: Path) -> str:
 
 
 def room(path: Path) -> str:
-    """Return the part of the package a file belongs to."""
-    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+    """Return the part of the package a file belongs to; what `python -m basecap` runs is the command line."""
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py").replace("__main__", "cli")
 
 
 def functions(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:

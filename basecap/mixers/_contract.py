@@ -4,6 +4,7 @@ A file in this package (or a user's plugin file) defines one `Mixer` and registe
 of the package needs nothing else to train, evaluate, decode, cost and list it.
 """
 
+import re
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
@@ -338,6 +339,10 @@ def _ill_typed(options: object, variants: object, differences: object) -> Iterat
             yield f"the options of variant {key!r} must be a dict such as {{'heads': 4}}, not {variant.options!r}"
         elif not isinstance(variant.differences, tuple):
             yield f"the differences of variant {key!r} must be a tuple of sentences, not {variant.differences!r}"
+        elif not isinstance(variant.canon, str) or not re.fullmatch("a?b?c?d?", variant.canon):
+            yield f"canon of variant {key!r} must be places among a, b, c and d, such as 'ac', not {variant.canon!r}"
+        elif type(variant.ngram) is not int or (variant.ngram and variant.ngram < 2):
+            yield f"ngram of variant {key!r} must be a number of tokens from 2 on, or 0 for none, not {variant.ngram!r}"
 
 
 def hybrid(

@@ -27,6 +27,12 @@ def starts_of(segments_BT: Tensor) -> Tensor:
     return torch.cat([first, segments_BT[:, 1:] != segments_BT[:, :-1]], dim=1)
 
 
+def check_rank(option: str, rank: int, channels: int) -> None:
+    """Raise ConfigError if the rank of a linear map from `channels` channels, set by `option`, is above them."""
+    if rank > channels:
+        raise ConfigError(f"{option}: a map of {channels} channels has no rank of {rank}; choose at most {channels}.")
+
+
 def _rotary_table(positions: Tensor, half: int, base: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Return the cosines and sines of RoPE's angles, [T, 1, half] or [B, T, 1, half]."""
     # In float32 an angle at position 100,000 would be wrong by up to 0.006.

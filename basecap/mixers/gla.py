@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from basecap.mixers._contract import MixerConfig, divide, mixer
 from basecap.mixers._delta import REPOSITORY
 from basecap.mixers._linear_memory import EPS, OWN_EPS, Inputs, LinearMemory
-from basecap.mixers._parts import rms_norm
+from basecap.mixers._parts import check_rank, rms_norm
 from basecap.mixers._recipes import LayerSpec, ParameterRecipe, constant, default_recipe
 
 #: Logarithms of the decays are divided by it.
@@ -42,6 +42,7 @@ class GatedLinearAttention(LinearMemory):
         half = divide(layer.hidden, 2, "hidden size in two, for keys")
         self.key_dim = divide(half, self.heads, "half the hidden size by heads")
         self.value_dim = 2 * self.key_dim
+        check_rank("rank", config.rank, layer.hidden)
         keys = self.heads * self.key_dim
         self.qkv = nn.Linear(layer.hidden, 2 * keys + layer.hidden, bias=False)
         self.decay_down = nn.Linear(layer.hidden, config.rank, bias=False)

@@ -12,7 +12,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from basecap.mixers._contract import Cache, Mixer, Variant, choose_heads, mixer
-from basecap.mixers._parts import ShortConvolution, fourier_flops
+from basecap.mixers._parts import ShortConvolution, check_rank, fourier_flops
 from basecap.mixers._recipes import LayerSpec, ParameterRecipe, constant, default_recipe, uniform, values
 from basecap.mixers._state_space import (
     REPOSITORY,
@@ -98,6 +98,7 @@ class Mamba1(Mixer):
         self.inner = config.expand * layer.hidden
         self.heads = choose_heads(self.inner, None)
         self.rank = config.dt_rank or math.ceil(layer.hidden / 16)
+        check_rank("dt_rank", self.rank, self.inner)
         self.in_proj = nn.Linear(layer.hidden, 2 * self.inner, bias=False)
         self.conv = ShortConvolution(self.inner, config.conv_width, activation="silu") if config.conv else None
         # A decay shared by all channels has a separate step size; those of the channels still scale their inputs.

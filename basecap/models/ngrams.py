@@ -37,12 +37,11 @@ class NgramEmbedding(nn.Module):
             segments_BT: int [B, T] or None: no n-gram reaches across a border.
             last_BN: int64 [B, order - 1] in decoding, the tokens before each plus 1, else 0; updated in place.
         """
-        codes, T = tokens_BT + 1, tokens_BT.shape[1]
+        codes, T = tokens_BT.long() + 1, tokens_BT.shape[1]  # narrower integers would have other products
         before = torch.zeros_like(codes[:, :1]).expand(-1, self.order - 1) if last_BN is None else last_BN
-        codes = torch.cat((before, codes), dim=1)
+        hashed, codes = torch.zeros_like(codes), torch.cat((before, codes), dim=1)
         if last_BN is not None:
             last_BN.copy_(codes[:, T:])
-        hashed = torch.zeros_like(tokens_BT)
         for back in reversed(range(self.order)):
             start = self.order - 1 - back
             code = codes[:, start : start + T]

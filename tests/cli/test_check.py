@@ -80,7 +80,7 @@ def test_mixers_compile_kernels_for_the_cpu_only_if_thorough(monkeypatch: pytest
 def test_a_plugin_that_ends_the_process_has_proved_nothing(tmp_path: Path):
     plugin = tmp_path / "ends.py"
     plugin.write_text("import os\nos._exit(0)\n")
-    command = [sys.executable, "-m", "basecap.cli", "check", "--plugin", str(plugin)]
+    command = [sys.executable, "-m", "basecap", "check", "--plugin", str(plugin)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     said = "error: a plugin ended the process before its checks were done, as os._exit does; nothing is proved.\n"
     assert (done.returncode, done.stdout, done.stderr) == (1, "", said)

@@ -33,7 +33,7 @@ Answer = tuple[int, str, str]
 
 def in_a_process(*arguments: object) -> Answer:
     """Run the command line as a user does, in a process of its own."""
-    command = [sys.executable, "-m", "basecap.cli", *map(str, arguments)]
+    command = [sys.executable, "-m", "basecap", *map(str, arguments)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=250, check=False)
     return done.returncode, done.stdout, done.stderr

@@ -185,6 +185,12 @@ def test_unfinished_mixers_are_refused_with_their_place(registry, unfinished, wo
         (None, {"slow": Variant(differences="slow")}, "the differences of variant 'slow' must be a tuple of sentences"),
         (None, {"slow": {"rate": 0.9}}, r"variant 'slow' must be a Variant, such as Variant\(options="),
         (None, {"slow": Variant(options=0.9)}, "the options of variant 'slow' must be a dict"),
+        (None, {"slow": Variant(canon="ba")}, r"canon of variant 'slow' must be places among .* not 'ba'\."),
+        (None, {"slow": Variant(canon=None)}, r"canon of variant 'slow' must be places among .* not None\."),
+        *(
+            (None, {"slow": Variant(ngram=wrong)}, rf"ngram of variant 'slow' must be .* from 2 on, .* not {wrong!r}\.")
+            for wrong in (1, -3, "six", True, 2.0, None)
+        ),
         (None, [Variant()], "variants must be a dict of names and Variants"),
         (None, {3: Variant()}, "the name of a variant must be text, not 3"),
         ("rate", None, "options must be a dict"),

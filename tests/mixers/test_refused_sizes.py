@@ -89,6 +89,15 @@ def test_heads_that_a_norm_per_head_would_empty(use: str):
         build(choice, heads=64)
 
 
+@pytest.mark.parametrize(("use", "option", "channels"), [("gla", "rank", HIDDEN), ("mamba-1", "dt_rank", 2 * HIDDEN)])
+def test_ranks_that_a_linear_map_cannot_have(use: str, option: str, channels: int):
+    choice = ARCHITECTURES.get(use).layers[0]
+    build(choice, **{option: channels})
+    message = rf"^{option}: a map of {channels} channels has no rank of {channels + 1}; choose at most {channels}\.$"
+    with pytest.raises(ConfigError, match=message):
+        build(choice, **{option: channels + 1})
+
+
 @pytest.mark.parametrize("option", ["window", "chunk", "remote", "conv_width", "global_width"])
 def test_lengths_below_one(option: str):
     choices = [parameter.values[0] for parameter in having(option)]

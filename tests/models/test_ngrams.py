@@ -26,9 +26,11 @@ def row_of(ngram: list[int]) -> int:
     return hashed % ROWS
 
 
-@pytest.mark.parametrize("length", [1, 2, 7])
-def test_each_position_reads_the_row_of_its_last_tokens(length):
-    tokens = torch.randint(VOCAB, (2, length), generator=torch.Generator().manual_seed(0))
+@pytest.mark.parametrize(
+    ("length", "vocab", "dtype"), [(1, VOCAB, torch.int64), (2, 2**31, torch.int64), (7, VOCAB, torch.int32)]
+)
+def test_each_position_reads_the_row_of_its_last_tokens(length, vocab, dtype):
+    tokens = torch.randint(vocab, (2, length), dtype=dtype, generator=torch.Generator().manual_seed(0))
     found = built()(tokens)[..., 0].long().tolist()
     for row, own in zip(tokens.tolist(), found, strict=True):
         codes = [0] * (ORDER - 1) + [token + 1 for token in row]

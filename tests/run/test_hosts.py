@@ -15,7 +15,7 @@ def test_two_launchers_train_a_model_in_parts_as_one_process_trains_it(study_fil
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         place = ["--master-addr", "127.0.0.1", "--master-port", str(free.getsockname()[1])]
-    words = ["-m", "basecap.cli", "run", study_file, "--device", "cpu", "--out", tmp_path / "two", "--only", only]
+    words = ["-m", "basecap", "run", study_file, "--device", "cpu", "--out", tmp_path / "two", "--only", only]
     words += [word for setting in (*settings, "train.parallel=fsdp") for word in ("--set", setting)]
     logs, hosts = [tmp_path / f"log-{rank}" for rank in range(2)], []
     for rank, log in enumerate(logs):
