@@ -14,7 +14,6 @@ from basecap.errors import ConfigError, nearest
 from basecap.records import RunInfo, RunRecords, StudyRecords
 from basecap.report import Analysed, Sheet, Spec, Summary, analysed, every_sheet, findings_html, summarise
 from basecap.run.trained import TrainedModel
-from basecap.system.files import entries
 
 
 @dataclass(frozen=True, repr=False)
@@ -174,14 +173,7 @@ class Study:
 def open_study(directory: str | Path) -> Study:
     """Return the study in a directory, see `basecap.open`."""
     path = Path(directory).expanduser()
-    records = StudyRecords(path)
-    if not records.has_study:
-        near = [path.parent.parent, *entries(path), *entries(path.parent)]
-        studies = [str(place) for place in dict.fromkeys(near) if StudyRecords(place).has_study]
-        near_by = f"did you mean {studies[0]!r}?" if len(studies) == 1 else nearest(str(path), studies)
-        hint = near_by if studies else "give the directory of `basecap run`."
-        raise ConfigError(f"{path} holds no study (no study.yaml); {hint}")
-    records.study()  # raises where it cannot be read
+    StudyRecords(path).study()  # raises where there is none, or it cannot be read
     return Study(path)
 
 

@@ -43,7 +43,7 @@ def audit(
 
         found = audit_run(run, length, device)
     else:
-        hint = nearest(name, known, see="basecap list mixers")
+        hint = nearest(name, known, see="basecap list mixers") + " For one in your own file, add --plugin FILE."
         raise ConfigError(f"{what!r} is neither a mixer nor the directory of a run: {hint}")
     if as_json:
         rows = [{**dataclasses.asdict(one), "sentence": one.sentence} for one in found]

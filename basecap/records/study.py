@@ -35,7 +35,7 @@ from typing import Any
 import yaml
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from basecap.errors import ConfigError, DataError
+from basecap.errors import ConfigError, DataError, nearest
 from basecap.records.measured import Declaration
 from basecap.records.run import RunRecords
 from basecap.system.files import (
@@ -235,12 +235,24 @@ class StudyRecords:
         path = self.path / "study.yaml"
         text = read(path)
         if text is None:
-            raise ConfigError(f"{self.path} holds no study (no study.yaml); give the directory of `basecap run`.")
+            raise ConfigError(f"{self.path} holds no study (no study.yaml); {self._studies_near()}")
         try:
             study = parse_yaml(text)
         except ValueError as error:
             raise DataError(f"{path} {error}; restore or remove it.") from error
         return _with_current_keys(without_schema(study, path))
+
+    def _studies_near(self) -> str:
+        near = [self.path.parent, self.path.parent.parent, *entries(self.path)]
+        with contextlib.suppress(DataError):  # directories of other people may be unreadable, here and below
+            near += entries(self.path.parent)
+        studies = []
+        for place in dict.fromkeys(near):
+            with contextlib.suppress(DataError):
+                studies += [str(place)] * StudyRecords(place).has_study
+        if len(studies) == 1:
+            return f"did you mean {studies[0]!r}?"
+        return nearest(str(self.path), studies) if studies else "give the directory of `basecap run`."
 
     def write_environment(self, environment: dict[str, Any]) -> None:
         """Write the versions and the device that the study started with, and the hash of the data manifest."""

@@ -112,7 +112,9 @@ def _find(study: str, extending: Path | None = None) -> Path:
     path = library().get(study) or (extending.parent if extending else Path()) / study
     by = f"study file {extending}: extends: " if extending else ""
     if path.is_dir():
-        raise ConfigError(f"{by}{path} is a directory; give the YAML file of a study.")
+        held = (path / "study.yaml").is_file() and not extending
+        file = f"give its study, {path}/study.yaml with --out {path}." if held else "give the YAML file of a study."
+        raise ConfigError(f"{by}{path} is a directory; {file}")
     if path.suffix not in (".yaml", ".yml"):
         if path.suffix == ".py" and not extending:
             raise ConfigError(f"{study} is Python, not a study; write for example quickstart --plugin {study}.")

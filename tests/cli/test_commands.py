@@ -123,7 +123,7 @@ def test_run_report_generate(study_file, tmp_path, basecap, refused):
     assert "transformer++-s0" in refused("generate", out / "runs", "the")
     found = basecap("audit", "mamba-1 decay none w/o conv", "--length", 16, "--device", "cpu")[1]  # no directory w
     assert "Mamba1 (decay none, conv False)" in found
-    assert "did you mean 'mamba-2'?" in refused("audit", "mamba2")
+    assert "did you mean 'mamba-2'? For one in your own file, add --plugin FILE." in refused("audit", "mamba2")
     assert f"did you mean '{run}'?" in refused("audit", out / "runs" / "transformer-s0")
     assert f"did you mean '{run}'?" in refused("generate", out / "runs" / "transformer-s0")  # before a text is asked
     assert "--seed" in basecap("generate", run, "the", "--seed", "9" * 23)[2]

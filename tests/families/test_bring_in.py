@@ -164,7 +164,7 @@ def test_the_command_says_what_comes_next(study: Path, tmp_path: Path):
         (["--out", str(study), "--name", "neo x"], "has a model called 'neo x' already; give another name with --name"),
         (["--out", str(study), "--name", "transformer++"], "has a model called 'transformer++' already"),
         (["--out", str(study), "--name", ""], "'' is no name for tables; give one line of text with --name."),
-        (["--out", str(tmp_path / "none")], "holds no study (no study.yaml); give the directory of `basecap run`."),
+        (["--out", str(tmp_path / "none")], f"holds no study (no study.yaml); did you mean '{study}'?"),
     ):
         failed = CliRunner().invoke(app, ["import", str(folder), *arguments])
         assert isinstance(failed.exception, ConfigError) and message in str(failed.exception)

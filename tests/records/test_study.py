@@ -108,8 +108,11 @@ def test_a_file_is_no_directory_of_a_study(records):
     for refuse in (StudyRecords(path).refuse_foreign_report, lambda: StudyRecords(path).create(STUDY)):
         with pytest.raises(DataError, match="file is a file; give a directory"):
             refuse()
-    with pytest.raises(ConfigError, match="holds no study"):
+    with pytest.raises(DataError, match="file is a file; give a directory"):
         StudyRecords(path).study()
+    for near in (records.path / "runs" / "base-s0", records.path / "runs"):
+        with pytest.raises(ConfigError, match=rf"holds no study \(no study\.yaml\); did you mean '{records.path}'\?$"):
+            StudyRecords(near).study()
     with pytest.raises(DataError, match=r"file is not a directory; give another directory\.$"):
         StudyRecords(path).write_results({})
 

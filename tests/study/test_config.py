@@ -392,7 +392,10 @@ def test_files_of_another_kind_are_said_to_be_what_they_are(tmp_path, monkeypatc
     (tmp_path / "folder.yaml").mkdir()
     with pytest.raises(ConfigError, match=r"study\.txt is not called \.yaml"):
         load_study(str(tmp_path / "study.txt"))
-    with pytest.raises(ConfigError, match=r"folder\.yaml is a directory"):
+    with pytest.raises(ConfigError, match=r"folder\.yaml is a directory; give the YAML file of a study\.$"):
+        load_study(str(tmp_path / "folder.yaml"))
+    (tmp_path / "folder.yaml" / "study.yaml").write_text("name: x")
+    with pytest.raises(ConfigError, match=r"give its study, (.*)/study\.yaml with --out \1\.$"):
         load_study(str(tmp_path / "folder.yaml"))
 
     def forbidden(path: Path, most: int) -> bytes:
