@@ -31,7 +31,7 @@ def table_of(title: str, study: StudyResults) -> Table:
 
 def verdict_table(title: str, study: TextResults) -> Table:
     """Return a row per architecture of a study of text: its verdict, gap and interval."""
-    signs = " (✓ keeps, ✗ degrades, ↻ early, ? undecided)" if study.ood_domains else ""
+    signs = " (✓ keeps, ✗ degrades, ↻ early, ? undecided or unknown)" if study.ood_domains else ""
     heading = f"{title}: gap to {study.reference}, nats per token, intervals of all rows together{signs}"
     table = Table(title=Text(heading), title_justify="left")
     table.box = None
@@ -61,7 +61,7 @@ def _verdict(verdict: Verdict) -> Text:
 
 
 def _signed(found: Gap | None) -> Text:
-    """Return a gap with the sign of its verdict: ✓ keeps, ✗ degrades, ↻ early, ? undecided."""
+    """Return a gap with the sign of its verdict: ✓ keeps, ✗ degrades, ↻ early, ? undecided or unknown."""
     if found is None or found.verdict == "none":
         return Text(gap_text(found))
     return Text(f"{gap_text(found)} {SIGNS[found.verdict]}", style=STYLES[found.verdict])
