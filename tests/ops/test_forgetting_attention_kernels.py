@@ -122,6 +122,16 @@ def test_skipping_changes_no_bit(decays: str, size: float, skips: bool, device: 
 
 
 @anywhere
+@pytest.mark.parametrize("channels", [16, 128])
+def test_both_backward_kernels_have_the_same_weights(channels: int, device: str):
+    """In float32 sums over keys and sums over queries are of the same numbers: their totals differ by float64 alone."""
+    x = inputs((2, 70, 2, channels, channels), device, "open")
+    do = draw(9, *x[2].shape).to(x[2])
+    difference = operators.attend_backward(do, x[:3], list(attend(x, None)), None, channels**-0.5)[3]
+    assert (difference.sum(-1).abs() < 2**-44 * difference.abs().sum(-1)).all()
+
+
+@anywhere
 def test_rows_and_heads_alone_and_other_layouts_give_the_same_bits(device: str):
     x, segments = inputs((2, 40, 2, 16, 16), device, "closing"), packed(2, [33], 40).to(device)
     whole = attend(x, segments)[0]

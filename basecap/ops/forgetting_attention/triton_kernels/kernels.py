@@ -124,12 +124,16 @@ def between(b_high, b_low, b_from_high, b_from_low):
 
 
 @triton.jit
-def own_scores(b_products, b_decay, o_t, o_s, b_start, PACKED: tl.constexpr):
-    """Return scores of queries with keys of which some are later; arguments broadcast to [BQ, BS] or to [BS, BQ]."""
+def own_scores(b_products, scale2, b_decay, o_t, o_s, b_start, PACKED: tl.constexpr):
+    """Return scores of queries with keys of which some are later; arguments broadcast to [BQ, BS] or to [BS, BQ].
+
+    Here and elsewhere a score is one multiply-add: a compiler that chose where to fuse could choose otherwise in each
+    kernel, and the weights of both backward kernels would differ in their last bits.
+    """
     seen = o_s <= o_t
     if PACKED:
         seen = seen & (o_s >= b_start)
-    return tl.where(seen, b_products + b_decay, float("-inf"))
+    return tl.where(seen, tl.fma(b_products, scale2, b_decay), float("-inf"))
 
 
 @triton.jit
@@ -163,8 +167,8 @@ def attend_fwd_kernel(
         b_k, b_v = rows(p_k, o_s, stride_kt, o_k, T, K), rows(p_v, o_s, stride_vt, o_v, T, V)
         b_high_s, b_low_s = parts(p_parts, o_s, T, N)
         b_decay = between(b_high[:, None], b_low[:, None], b_high_s[None, :], b_low_s[None, :])
-        b_products = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION) * scale2
-        b_scores = own_scores(b_products, b_decay, o_t[:, None], o_s[None, :], b_start[:, None], PACKED)
+        b_products = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION)
+        b_scores = own_scores(b_products, scale2, b_decay, o_t[:, None], o_s[None, :], b_start[:, None], PACKED)
         b_new = tl.maximum(b_top, tl.max(b_scores, 1))
         # These keys may all be later than a query.
         b_from = tl.where(b_new == float("-inf"), 0.0, b_new)
@@ -183,7 +187,7 @@ def attend_fwd_kernel(
             b_until = between(b_high[:, None], b_low[:, None], b_high_s[None, :], b_low_s[None, :])
         else:
             b_until = between(first_high, first_low, b_high_s, b_low_s)[None, :]
-        b_scores = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION) * scale2 + b_until
+        b_scores = tl.fma(tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION), scale2, b_until)
         if PACKED:
             b_scores = tl.where(o_s[None, :] >= b_start[:, None], b_scores, float("-inf"))
         b_new = tl.maximum(b_top, tl.max(b_scores, 1) + b_since)

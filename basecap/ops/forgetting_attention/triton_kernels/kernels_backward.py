@@ -22,8 +22,8 @@ def against_own(
     b_v = rows(p_v, o_s, stride_vt, tl.arange(0, BV), T, V)
     b_high_s, b_low_s = parts(p_parts, o_s, T, N)
     b_decay = between(b_high[:, None], b_low[:, None], b_high_s[None, :], b_low_s[None, :])
-    b_products = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION) * scale2
-    b_scores = own_scores(b_products, b_decay, o_t[:, None], o_s[None, :], b_start[:, None], PACKED)
+    b_products = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION)
+    b_scores = own_scores(b_products, scale2, b_decay, o_t[:, None], o_s[None, :], b_start[:, None], PACKED)
     b_dp = tl.dot(b_do, tl.trans(b_v), input_precision=PRECISION)
     return exp2(b_scores - b_lse[:, None], b_q.dtype == tl.float32), b_dp, b_k
 
@@ -43,7 +43,7 @@ def against_earlier(
         b_until = between(b_high[:, None], b_low[:, None], b_high_s[None, :], b_low_s[None, :])
     else:
         b_until = between(first_high, first_low, b_high_s, b_low_s)[None, :]
-    b_scores = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION) * scale2 + b_until
+    b_scores = tl.fma(tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION), scale2, b_until)
     if PACKED:
         b_scores = tl.where(o_s[None, :] >= b_start[:, None], b_scores, float("-inf"))
     b_dp = tl.dot(b_do, tl.trans(b_v), input_precision=PRECISION)
@@ -155,8 +155,8 @@ def keys_bwd_kernel(
         p_starts += i_b * T
         b_start = tl.load(p_starts + o_s, mask=m_s, other=0)
     b_own = between(b_high[None, :], (b_low - b_lse_low)[None, :], b_high[:, None], b_low[:, None])
-    b_products = tl.dot(b_k, tl.trans(b_q), input_precision=PRECISION) * scale2
-    b_scores = own_scores(b_products, b_own, o_s[None, :], o_s[:, None], b_start[None, :], PACKED)
+    b_products = tl.dot(b_k, tl.trans(b_q), input_precision=PRECISION)
+    b_scores = own_scores(b_products, scale2, b_own, o_s[None, :], o_s[:, None], b_start[None, :], PACKED)
     b_p = exp2(b_scores - b_lse[None, :], EXACT)
     b_dv = tl.dot(b_p.to(b_do.dtype), b_do, input_precision=PRECISION)
     b_delta = tl.load(p_delta + o_s, mask=m_s, other=0.0)
@@ -179,7 +179,7 @@ def keys_bwd_kernel(
         else:
             b_decay = b_until[:, None]
             b_lse -= between(b_high_t, b_low_t, last_high, last_low)
-        b_scores = tl.dot(b_k, tl.trans(b_q), input_precision=PRECISION) * scale2 + b_decay
+        b_scores = tl.fma(tl.dot(b_k, tl.trans(b_q), input_precision=PRECISION), scale2, b_decay)
         if PACKED:
             b_start = tl.load(p_starts + o_t, mask=o_t < T, other=0)
             b_scores = tl.where(o_s[:, None] >= b_start[None, :], b_scores, float("-inf"))
