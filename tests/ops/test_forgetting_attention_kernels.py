@@ -82,7 +82,7 @@ def test_kernels_are_as_accurate_as_eager(device: str, sizes: tuple[int, ...], d
 @pytest.mark.usefixtures("poisoned")
 @in_interpreter
 def test_what_half_precision_runs(monkeypatch: pytest.MonkeyPatch):
-    """Tiles of more queries than keys, decays by way of a token between, rests of the outputs: in float32 as well."""
+    """Tiles of more queries than keys, decays by way of a token between, sums in float32: with such inputs too."""
     monkeypatch.setattr(operators, "in_half", lambda x: True)
     monkeypatch.setitem(operators.TILES, 4, {128: (32, 16)})
     x, segments = inputs((2, 90, 1, 16, 20), "cpu", "cut"), packed(2, [41, 60], 90)
@@ -111,12 +111,12 @@ def test_skipping_changes_no_bit(decays: str, size: float, skips: bool, device: 
     queries, keys = operators.TILES[4][128]
     x = inputs((1, 4 * queries, 2, 16, 8), device, decays, size=size)
     both = {skip: attend(x, None, skip=skip) for skip in (True, False)}
-    ranges = {skip: [pairs(row, 4) for row in kept[4].flatten(0, 1)] for skip, kept in both.items()}
+    ranges = {skip: [pairs(row, 4) for row in kept[3].flatten(0, 1)] for skip, kept in both.items()}
     whole = {(i, j) for i in range(4) for j in range((i + 1) * queries // keys)}
     assert all(first == second == whole for first, second in ranges[False])
     assert all(first == second and (first < whole) == skips for first, second in ranges[True])
     do, scale = draw(9, *x[2].shape).to(x[2]), 0.25
-    grads = [operators.attend_backward(do, x[:3], list(kept), None, scale) for kept in both.values()]
+    grads = [operators.attend_backward(do, x[:3], list(kept[1:]), None, scale) for kept in both.values()]
     for skipping, reading in zip([both[True][0], *grads[0]], [both[False][0], *grads[1]], strict=True):
         assert torch.equal(skipping, reading)
 
@@ -127,7 +127,7 @@ def test_both_backward_kernels_have_the_same_weights(channels: int, device: str)
     """In float32 sums over keys and sums over queries are of the same numbers: their totals differ by float64 alone."""
     x = inputs((2, 70, 2, channels, channels), device, "open")
     do = draw(9, *x[2].shape).to(x[2])
-    difference = operators.attend_backward(do, x[:3], list(attend(x, None)), None, channels**-0.5)[3]
+    difference = operators.attend_backward(do, x[:3], list(attend(x, None)[1:]), None, channels**-0.5)[3]
     assert (difference.sum(-1).abs() < 2**-44 * difference.abs().sum(-1)).all()
 
 
@@ -149,7 +149,7 @@ def test_operators(device: str):
         given = (*leaves, segments, 0.5, True)
         found = torch.library.opcheck(operators.attend.overload, given, test_utils=checks)
         assert set(found.values()) == {"SUCCESS"}
-    kept = list(operators.attend(*(x.detach() for x in leaves), None, 0.5, True))
+    kept = list(operators.attend(*(x.detach() for x in leaves), None, 0.5, True)[1:])
     given = (torch.ones_like(v), [x.detach() for x in leaves[:3]], kept, None, 0.5)
     found = torch.library.opcheck(
         operators.attend_backward.overload, given, test_utils=("test_schema", "test_faketensor")

@@ -138,12 +138,12 @@ def own_scores(b_products, scale2, b_decay, o_t, o_s, b_start, PACKED: tl.conste
 
 @triton.jit
 def attend_fwd_kernel(
-    p_q, p_k, p_v, p_parts, p_starts, p_ranges, p_o, p_rest, p_lse,
+    p_q, p_k, p_v, p_parts, p_starts, p_ranges, p_o, p_lse,
     stride_qb, stride_qt, stride_qh, stride_kb, stride_kt, stride_kh, stride_vb, stride_vt, stride_vh, T, N, M, scale2,
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BQ: tl.constexpr, BS: tl.constexpr, BK: tl.constexpr,
-    BV: tl.constexpr, PACKED: tl.constexpr, REST: tl.constexpr, DIRECT: tl.constexpr, PRECISION: tl.constexpr,
+    BV: tl.constexpr, PACKED: tl.constexpr, DIRECT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Outputs of BQ queries, what their rounding leaves, and logsumexps. From the own keys back: README.md says why."""
+    """Outputs of BQ queries and logsumexps. From the own keys back: README.md says why."""
     EXACT: tl.constexpr = p_q.dtype.element_ty == tl.float32
     # The last queries have the most keys: they begin first.
     i_t, i_bh = tl.num_programs(0) - 1 - tl.program_id(0), tl.program_id(1).to(tl.int64)
@@ -199,10 +199,7 @@ def attend_fwd_kernel(
     b_o = tl.div_rn(b_o, b_mass[:, None])
     p_row = ((i_b * T + o_t) * H + i_h)[:, None] * V + o_v[None, :]
     m_o = m_t[:, None] & (o_v < V)[None, :]
-    b_rounded = b_o.to(p_o.dtype.element_ty)
-    tl.store(p_o + p_row, b_rounded, mask=m_o)
-    if REST:
-        tl.store(p_rest + p_row, (b_o - b_rounded.to(tl.float32)).to(p_rest.dtype.element_ty), mask=m_o)
+    tl.store(p_o + p_row, b_o.to(p_o.dtype.element_ty), mask=m_o)
     b_lse = b_top.to(tl.float64) + tl.log2(b_mass.to(tl.float64))
     b_high = b_lse.to(tl.float32)
     tl.store(p_lse + i_bh * T + o_t, b_high, mask=m_t)

@@ -52,16 +52,17 @@ def against_earlier(
 
 @triton.jit
 def queries_bwd_kernel(
-    p_q, p_k, p_v, p_parts, p_starts, p_ranges, p_o, p_rest, p_lse, p_do, p_dq, p_delta, p_rows,
+    p_q, p_k, p_v, p_parts, p_starts, p_ranges, p_lse, p_do, p_dq, p_delta, p_rows,
     stride_qb, stride_qt, stride_qh, stride_kb, stride_kt, stride_kh, stride_vb, stride_vt, stride_vh, T, N, M,
     scale, scale2, H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BQ: tl.constexpr, BS: tl.constexpr,
-    BK: tl.constexpr, BV: tl.constexpr, PACKED: tl.constexpr, REST: tl.constexpr, DIRECT: tl.constexpr,
+    BK: tl.constexpr, BV: tl.constexpr, PACKED: tl.constexpr, MEANS: tl.constexpr, DIRECT: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of BQ queries, the means of their weights' gradients, the sums of the scores' gradients over keys.
+    """MEANS: of the gradients of BQ queries' weights. Else, from them: gradients of queries, and of scores over keys.
 
-    The mean is do . o of outputs before they were rounded (REST), or else summed with the very weights and gradients
-    from which it is then subtracted: where the gates have closed, little remains.
+    Two launches, as both in one take more memory on the chip than some cards have. A mean is summed with the very
+    weights and gradients from which it is then subtracted: where the gates have closed, little remains. do . o has
+    the error of weights rounded to 16 bits.
     """
     i_t, i_bh = tl.num_programs(0) - 1 - tl.program_id(0), tl.program_id(1).to(tl.int64)
     i_b, i_h = i_bh // H, i_bh % H
@@ -72,8 +73,7 @@ def queries_bwd_kernel(
     o_t, o_k, o_v = i_t * BQ + tl.arange(0, BQ), tl.arange(0, BK), tl.arange(0, BV)
     m_t = o_t < T
     b_q = rows(p_q + i_b * stride_qb + i_h * stride_qh, o_t, stride_qt, o_k, T, K)
-    first_o = (i_b * T * H + i_h) * V
-    b_do = rows(p_do + first_o, o_t, H * V, o_v, T, V)
+    b_do = rows(p_do + (i_b * T * H + i_h) * V, o_t, H * V, o_v, T, V)
     b_start = o_t
     if PACKED:
         b_start = tl.load(p_starts + i_b * T + o_t, mask=m_t, other=0)
@@ -83,47 +83,44 @@ def queries_bwd_kernel(
     b_low -= b_lse_low
     b_shift = b_lse if DIRECT else b_lse - between(b_high, b_low, first_high, first_low)
     earlier = i_t * R - tl.load(p_ranges + i_bh * (tl.num_programs(0) + M) + i_t)
-    if REST:
-        b_o = rows(p_o + first_o, o_t, H * V, o_v, T, V).to(tl.float32)
-        b_o += rows(p_rest + first_o, o_t, H * V, o_v, T, V).to(tl.float32)
-        b_delta = tl.sum(b_do.to(tl.float32) * b_o, 1)
-    else:
-        b_mean = tl.zeros([BQ], tl.float64)
+    if MEANS:
+        b_mean = tl.zeros([BQ], p_rows.dtype.element_ty)
         for n in tl.static_range(R):
             b_p, b_dp, _ = against_own(
                 b_q, b_do, b_lse, b_high, b_low, b_start, o_t, p_k, p_v, p_parts, stride_kt, stride_vt,
                 i_t * BQ + (R - 1 - n) * BS, T, N, scale2, K, V, BS, BK, BV, PACKED, PRECISION,
             )  # fmt: skip
-            b_mean += tl.sum((b_p * b_dp).to(tl.float64), 1)
+            b_mean += tl.sum((b_p * b_dp).to(b_mean.dtype), 1)
         for n in range(earlier):
             b_p, b_dp, _ = against_earlier(
                 b_q, b_do, b_shift, b_high, b_low, b_start, first_high, first_low, p_k, p_v, p_parts, stride_kt,
                 stride_vt, i_t * BQ - (n + 1) * BS, T, N, scale2, K, V, BS, BK, BV, PACKED, DIRECT, PRECISION,
             )  # fmt: skip
-            b_mean += tl.sum((b_p * b_dp).to(tl.float64), 1)
-        b_delta = b_mean.to(tl.float32)
-    tl.store(p_delta + i_bh * T + o_t, b_delta, mask=m_t)
-    b_dq = tl.zeros([BQ, BK], tl.float32)
-    b_row = tl.zeros([BQ], p_rows.dtype.element_ty)
-    for n in tl.static_range(R):
-        b_p, b_dp, b_k = against_own(
-            b_q, b_do, b_lse, b_high, b_low, b_start, o_t, p_k, p_v, p_parts, stride_kt, stride_vt,
-            i_t * BQ + (R - 1 - n) * BS, T, N, scale2, K, V, BS, BK, BV, PACKED, PRECISION,
-        )  # fmt: skip
-        b_ds = b_p * (b_dp - b_delta[:, None])
-        b_dq = add_product(b_dq, b_ds.to(b_k.dtype), b_k, PRECISION)
-        b_row += tl.sum(b_ds.to(b_row.dtype), 1)
-    for n in range(earlier):
-        b_p, b_dp, b_k = against_earlier(
-            b_q, b_do, b_shift, b_high, b_low, b_start, first_high, first_low, p_k, p_v, p_parts, stride_kt, stride_vt,
-            i_t * BQ - (n + 1) * BS, T, N, scale2, K, V, BS, BK, BV, PACKED, DIRECT, PRECISION,
-        )  # fmt: skip
-        b_ds = b_p * (b_dp - b_delta[:, None])
-        b_dq = add_product(b_dq, b_ds.to(b_k.dtype), b_k, PRECISION)
-        b_row += tl.sum(b_ds.to(b_row.dtype), 1)
-    p_row = ((i_b * T + o_t) * H + i_h)[:, None] * K + o_k[None, :]
-    tl.store(p_dq + p_row, (b_dq * scale).to(p_dq.dtype.element_ty), mask=m_t[:, None] & (o_k < K)[None, :])
-    tl.store(p_rows + i_bh * T + o_t, b_row, mask=m_t)
+            b_mean += tl.sum((b_p * b_dp).to(b_mean.dtype), 1)
+        tl.store(p_delta + i_bh * T + o_t, b_mean.to(tl.float32), mask=m_t)
+    else:
+        b_delta = tl.load(p_delta + i_bh * T + o_t, mask=m_t, other=0.0)
+        b_dq = tl.zeros([BQ, BK], tl.float32)
+        b_row = tl.zeros([BQ], p_rows.dtype.element_ty)
+        for n in tl.static_range(R):
+            b_p, b_dp, b_k = against_own(
+                b_q, b_do, b_lse, b_high, b_low, b_start, o_t, p_k, p_v, p_parts, stride_kt, stride_vt,
+                i_t * BQ + (R - 1 - n) * BS, T, N, scale2, K, V, BS, BK, BV, PACKED, PRECISION,
+            )  # fmt: skip
+            b_ds = b_p * (b_dp - b_delta[:, None])
+            b_dq = add_product(b_dq, b_ds.to(b_k.dtype), b_k, PRECISION)
+            b_row += tl.sum(b_ds.to(b_row.dtype), 1)
+        for n in range(earlier):
+            b_p, b_dp, b_k = against_earlier(
+                b_q, b_do, b_shift, b_high, b_low, b_start, first_high, first_low, p_k, p_v, p_parts, stride_kt,
+                stride_vt, i_t * BQ - (n + 1) * BS, T, N, scale2, K, V, BS, BK, BV, PACKED, DIRECT, PRECISION,
+            )  # fmt: skip
+            b_ds = b_p * (b_dp - b_delta[:, None])
+            b_dq = add_product(b_dq, b_ds.to(b_k.dtype), b_k, PRECISION)
+            b_row += tl.sum(b_ds.to(b_row.dtype), 1)
+        p_row = ((i_b * T + o_t) * H + i_h)[:, None] * K + o_k[None, :]
+        tl.store(p_dq + p_row, (b_dq * scale).to(p_dq.dtype.element_ty), mask=m_t[:, None] & (o_k < K)[None, :])
+        tl.store(p_rows + i_bh * T + o_t, b_row, mask=m_t)
 
 
 @triton.jit

@@ -76,21 +76,20 @@ def _plan(q: Tensor, k: Tensor, v: Tensor, segments: Tensor | None, scale: float
 @replayed
 def forward(
     q: Tensor, k: Tensor, v: Tensor, total: Tensor, segments: Tensor | None, scale: float, skip: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return outputs, their rests, logsumexps, parts of the sums and ranges of tiles; see `operators.attend`."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return outputs, logsumexps, parts of the sums and ranges of tiles; see `operators.attend`."""
     plan = _plan(q, k, v, segments, scale)
     (B, T, H), (MQ, MS) = plan.shape, plan.tiles
-    half = operators.in_half(v)
-    o, rest = v.new_empty(v.shape), v.new_empty(v.shape if half else 0)
+    o = v.new_empty(v.shape)
     lse, parts = (v.new_empty(2, B, H, T, dtype=torch.float32) for _ in range(2))
     ranges = torch.empty(B, H, MQ + MS, dtype=torch.int32, device=v.device)
     if plan.heads:
         _find_open(plan, total.contiguous(), parts, ranges, skip)
         kernels.attend_fwd_kernel[MQ, plan.heads](
-            plan.q, plan.k, plan.v, parts, plan.starts, ranges, o, rest, lse, *plan.strides,
-            T, B * H * T, MS, scale * LOG2E, REST=half, **plan.sizes,
+            plan.q, plan.k, plan.v, parts, plan.starts, ranges, o, lse, *plan.strides,
+            T, B * H * T, MS, scale * LOG2E, **plan.sizes,
         )  # fmt: skip
-    return o, rest, lse, parts, ranges
+    return o, lse, parts, ranges
 
 
 def _find_open(plan: _Plan, total: Tensor, parts: Tensor, ranges: Tensor, skip: bool) -> None:
@@ -116,20 +115,22 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the gradients of q, k, v and the sums; see `operators.attend_backward`."""
     q, k, v = inputs
-    o, rest, lse, parts, ranges = kept
+    lse, parts, ranges = kept
     plan = _plan(q, k, v, segments, scale)
     (B, T, H), (MQ, MS), do = plan.shape, plan.tiles, do.contiguous()
     dq, dk, dv = (x.new_empty(x.shape) for x in inputs)
     delta = torch.empty_like(lse[0])
     # In float32 the sums must not add to the errors of what they sum: most of it cancels.
-    rows, columns = (torch.empty_like(delta, dtype=torch.float32 if rest.numel() else torch.float64) for _ in range(2))
+    dtype = torch.float32 if operators.in_half(v) else torch.float64
+    rows, columns = (torch.empty_like(delta, dtype=dtype) for _ in range(2))
     if plan.heads:
-        # The first kernel writes what the second one reads.
         numbers = scale, scale * LOG2E
-        kernels_backward.queries_bwd_kernel[MQ, plan.heads](
-            plan.q, plan.k, plan.v, parts, plan.starts, ranges, o, rest, lse, do, dq, delta, rows, *plan.strides,
-            T, B * H * T, MS, *numbers, REST=rest.numel() > 0, **plan.sizes,
-        )  # fmt: skip
+        # Each launch reads what the one before it wrote.
+        for means in (True, False):
+            kernels_backward.queries_bwd_kernel[MQ, plan.heads](
+                plan.q, plan.k, plan.v, parts, plan.starts, ranges, lse, do, dq, delta, rows, *plan.strides,
+                T, B * H * T, MS, *numbers, MEANS=means, **plan.sizes,
+            )  # fmt: skip
         kernels_backward.keys_bwd_kernel[MS, plan.heads](
             plan.q, plan.k, plan.v, parts, plan.starts, ranges, lse, do, delta, dk, dv, columns, *plan.strides,
             T, B * H * T, MQ, *numbers, **plan.sizes | {"num_warps": 4},

@@ -30,7 +30,7 @@ def tile_of(q: Tensor, v: Tensor) -> tuple[int, int]:
 @operator("basecap::forgetting_attention")
 def attend(
     q: Tensor, k: Tensor, v: Tensor, total: Tensor, segments: Tensor | None, scale: float, skip: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return outputs [B, T, H, V], and what the backward pass takes.
 
     Args:
@@ -43,9 +43,8 @@ def attend(
         skip: whether closed tiles are left out; it changes no bit.
 
     Returns:
-        Outputs; what rounding took from them, in their dtype (empty for float32); the logsumexps of the scores and
-        the sums, both in base 2 and in two float32 parts [2, B, H, T]; ranges of tiles, int32 [B, H, tiles of queries
-        and keys].
+        Outputs; the logsumexps of the scores and the sums, both in base 2 and in two float32 parts [2, B, H, T]; ranges
+        of tiles, int32 [B, H, tiles of queries and keys].
     """
     return launch_of(__package__).forward(q, k, v, total, segments, scale, skip)
 
@@ -54,8 +53,8 @@ def attend(
 def _(q, k, v, total, segments, scale, skip):
     (B, T, H, _), (queries, keys) = q.shape, tile_of(q, v)
     lse, parts = (q.new_empty(2, B, H, T, dtype=torch.float32) for _ in range(2))
-    rest, tiles = v.new_empty(v.shape if in_half(v) else 0), -(-T // queries) + -(-T // keys)
-    return v.new_empty(v.shape), rest, lse, parts, q.new_empty(B, H, tiles, dtype=torch.int32)
+    tiles = -(-T // queries) + -(-T // keys)
+    return v.new_empty(v.shape), lse, parts, q.new_empty(B, H, tiles, dtype=torch.int32)
 
 
 @operator("basecap::forgetting_attention_backward")
@@ -67,7 +66,7 @@ def attend_backward(
     Args:
         do: gradient of the outputs.
         inputs: q, k and v.
-        kept: all that `attend` returned.
+        kept: all that `attend` returned but the outputs.
         segments: integers [B, T], or None.
         scale: factor of the scores.
     """
@@ -77,12 +76,12 @@ def attend_backward(
 @attend_backward.register_fake
 def _(do, inputs, kept, segments, scale):
     dq, dk, dv = (x.new_empty(x.shape) for x in inputs)
-    return dq, dk, dv, do.new_empty(kept[2].shape[1:], dtype=torch.float64)
+    return dq, dk, dv, do.new_empty(kept[0].shape[1:], dtype=torch.float64)
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     q, k, v, _, segments, ctx.scale, _ = inputs
-    ctx.save_for_backward(q, k, v, segments, *output)
+    ctx.save_for_backward(q, k, v, segments, *output[1:])
     ctx.set_materialize_grads(False)
 
 
