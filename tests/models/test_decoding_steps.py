@@ -18,7 +18,8 @@ def names() -> list[str]:
     found: dict[object, str] = {}
     for name, architecture in ARCHITECTURES.items():
         found.setdefault(frozenset(choice.mixer for choice in architecture.layers), name)
-    return sorted({*found.values(), "transformer", "transformer++ window", "transformer++ alibi", "fox pro"})
+    own = ("transformer", "transformer++ window", "transformer++ alibi", "transformer++ ngram", "fox pro")
+    return sorted({*found.values(), *own})
 
 
 def small(name: str) -> LanguageModel:
