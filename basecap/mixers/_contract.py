@@ -251,6 +251,9 @@ class Variant:
     ngram: int = 0
 
 
+#: The most tokens of an n-gram: longer ones are hardly met twice.
+LONGEST_NGRAM = 256
+
 ARCHITECTURES: Registry[Architecture] = Registry("mixer", "basecap.mixers", "mixers")
 
 
@@ -341,8 +344,10 @@ def _ill_typed(options: object, variants: object, differences: object) -> Iterat
             yield f"the differences of variant {key!r} must be a tuple of sentences, not {variant.differences!r}"
         elif not isinstance(variant.canon, str) or not re.fullmatch("a?b?c?d?", variant.canon):
             yield f"canon of variant {key!r} must be places among a, b, c and d, such as 'ac', not {variant.canon!r}"
-        elif type(variant.ngram) is not int or (variant.ngram and variant.ngram < 2):
-            yield f"ngram of variant {key!r} must be a number of tokens from 2 on, or 0 for none, not {variant.ngram!r}"
+        elif type(variant.ngram) is not int or variant.ngram not in (0, *range(2, LONGEST_NGRAM + 1)):
+            yield (
+                f"ngram of variant {key!r} must be 2 to {LONGEST_NGRAM} tokens, or 0 for none, not {variant.ngram!r}"
+            )
 
 
 def hybrid(

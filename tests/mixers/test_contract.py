@@ -188,8 +188,12 @@ def test_unfinished_mixers_are_refused_with_their_place(registry, unfinished, wo
         (None, {"slow": Variant(canon="ba")}, r"canon of variant 'slow' must be places among .* not 'ba'\."),
         (None, {"slow": Variant(canon=None)}, r"canon of variant 'slow' must be places among .* not None\."),
         *(
-            (None, {"slow": Variant(ngram=wrong)}, rf"ngram of variant 'slow' must be .* from 2 on, .* not {wrong!r}\.")
-            for wrong in (1, -3, "six", True, 2.0, None)
+            (
+                None,
+                {"slow": Variant(ngram=wrong)},
+                rf"ngram of variant 'slow' must be 2 to 256 tokens, .* not {wrong!r}\.",
+            )
+            for wrong in (1, 257, -3, "six", True, 2.0, None)
         ),
         (None, [Variant()], "variants must be a dict of names and Variants"),
         (None, {3: Variant()}, "the name of a variant must be text, not 3"),

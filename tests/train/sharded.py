@@ -25,7 +25,8 @@ def train(path: Path, group: Processes, stop: int | None, **options: object) -> 
     step = BATCH * LENGTH
     chosen = config(micro_batch=1, average=0.1, checkpoint_every=step, eval_every=5 * step, tokens=10 * step)
     model = LanguageModel(
-        model_config("transformer++ ngram", hidden=32, vocab=VOCAB, layers=2, max_length=LENGTH), checkpointing="selective"
+        model_config("transformer++ ngram", hidden=32, vocab=VOCAB, layers=2, max_length=LENGTH),
+        checkpointing="selective",
     )
     placement = DevicePlacement.choose(torch.device("cpu"), group, "fp32")
     trainer = Trainer(
