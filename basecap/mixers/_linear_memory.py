@@ -26,44 +26,21 @@ OWN_EPS = (
     "that find next to nothing amplify rounding errors."
 )
 
-#: The most channels of keys and of values for which `wkv6` has kernels by chunks; wider heads take its slower ones.
-KEYS, VALUES = 128, 64
-
 
 def linear_memory(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    log_decay: Tensor,
-    state: Tensor | None,
-    segments: Tensor | None,
-    parts: int | None = None,
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, state: Tensor | None, segments: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """Run S_t = diag(exp(log_decay_t)) S_{t-1} + k_t v_t^T, o_t = q_t^T S_t; decays [B, T, H] or [B, T, H, K].
 
-    Returns o [B, T, H, V] and the final state [B, H, K, V]. With decays [B, T, H, K] the values of a head are spread
-    over `parts` heads of the kernels, since channels of values need nothing of each other; None: as the device needs.
+    Returns o [B, T, H, V] and the final state [B, H, K, V].
     """
     if log_decay.dim() == 3:
         return ssd(q, k, v, log_decay, state_BHKV=state, segments=segments)
-    H, parts = v.shape[2], _parts(k, v) if parts is None else parts
     # RWKV-6 reads before it writes: the decayed query finds what is older, and a token reads itself apart.
     before = (q * log_decay.exp()).to(q.dtype)
-    reads, keys, decays = (x if parts == 1 else x.repeat_interleave(parts, dim=2) for x in (before, k, log_decay))
-    if state is not None:
-        state = state.unflatten(-1, (parts, -1)).transpose(2, 3).flatten(1, 2)
-    columns, bonus = v.unflatten(-1, (parts, -1)).flatten(2, 3), q.new_zeros(parts * H, q.shape[3])
-    o, last = wkv6(reads, keys, columns, decays, bonus, state_BHKV=state, segments=segments)
-    o, last = o.unflatten(2, (H, parts)).flatten(-2), last.unflatten(1, (H, parts)).transpose(2, 3).flatten(-2)
+    o, last = wkv6(before, k, v, log_decay, q.new_zeros(q.shape[2:]), state_BHKV=state, segments=segments)
     own = (q * k).sum(-1, keepdim=True, dtype=torch.promote_types(q.dtype, torch.float32))
     return o + (own * v).to(o.dtype), last
-
-
-def _parts(k_BTHK: Tensor, v_BTHV: Tensor) -> int:
-    """Return over how many heads the values of each are spread, so that kernels by chunks run on a GPU."""
-    (_, T, _, V), K = v_BTHV.shape, k_BTHK.shape[3]
-    parts = -(-V // VALUES)
-    return parts if v_BTHV.is_cuda and T > 1 and K <= KEYS and V % parts == 0 else 1
 
 
 def influence(q: Tensor, k: Tensor, log_decay: Tensor) -> Influence:

@@ -1,14 +1,12 @@
 """GLA, HGRN-2 and RetNet: their recurrences token by token, the library's own formulas, published sizes."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from basecap.mixers import LayerSpec, initialise
-from basecap.mixers._linear_memory import LinearMemory, _parts, linear_memory
+from basecap.mixers._linear_memory import LinearMemory, linear_memory
 from basecap.mixers.gla import GatedLinearAttention
 from basecap.mixers.hgrn_2 import HGRN2
 from basecap.mixers.retnet import Retention
@@ -76,24 +74,13 @@ def test_retention_is_the_librarys():
     assert torch.equal(rotated[:, :5], mixer.inputs(F.pad(x, (0, 0, 7, 0)), 0, None)[0][:, 7:12])
 
 
-@pytest.mark.parametrize("parts", [None, 4])
-def test_decays_by_channel_follow_the_recurrence_of_fla(parts: int | None):
+def test_decays_by_channel_follow_the_recurrence_of_fla():
     recur = naive("gla/naive").naive_recurrent_gla
     q, k, v, f = (draw(2, 40, 3, 8, seed=seed).float() for seed in range(4))
     state = draw(2, 3, 8, 8, seed=5).float()
-    found = linear_memory(q * 8**-0.5, k, v, -4 * f.abs(), state, None, parts)
+    found = linear_memory(q * 8**-0.5, k, v, -4 * f.abs(), state, None)
     for ours, theirs in zip(found, recur(q, k, v, -4 * f.abs(), state, True), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize(
-    ("K", "V", "T", "parts"),
-    [(96, 192, 9, 3), (128, 128, 9, 2), (64, 64, 9, 1), (256, 512, 9, 1), (64, 67, 9, 1), (64, 128, 1, 1)],
-)
-def test_values_are_spread_where_a_gpu_has_kernels_for_narrower_heads(K: int, V: int, T: int, parts: int):
-    k, v = (SimpleNamespace(shape=(2, T, 3, width), is_cuda=True) for width in (K, V))
-    assert _parts(k, v) == parts
-    assert _parts(*(SimpleNamespace(shape=x.shape, is_cuda=False) for x in (k, v))) == 1
 
 
 @pytest.mark.parametrize(("name", "matrices"), [("gla", 4), ("hgrn-2", 4), ("retnet", 8)])

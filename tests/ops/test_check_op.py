@@ -30,7 +30,13 @@ INTERPRETED = [
 ]
 #: What an op returns, besides one gradient per input.
 OUTPUTS = {"delta rule": 2, "ssd": 2, "selective scan": 2, "wkv4": 2, "wkv6": 2, "wkv7": 2, "wkv7 bounded": 2}
-OUTPUTS |= {"ssd mimo": 2, "delta rule by channel": 2, "delta rule, decoupled": 2, "wkv6 by tokens, heads of 96": 2}
+OUTPUTS |= {
+    "ssd mimo": 2,
+    "delta rule by channel": 2,
+    "delta rule, decoupled": 2,
+    "wkv6 by tokens, heads of 97": 2,
+    "wkv6, values in parts": 2,
+}
 
 
 #: The files of an op whose definition is twice its input, one of its cases being wrong.

@@ -198,7 +198,7 @@ def launch_wkv4(dtype: torch.dtype) -> None:
 
 def launch_wkv6(dtype: torch.dtype) -> None:
     K = 64 if dtype == torch.bfloat16 else 16
-    for V in (K, 128):  # by chunks, and the recurrence
+    for V in (K, 128, 130):  # by chunks, values in two parts, and the recurrence
         r, k, v = (leaf(B, T, H, width, dtype=dtype) for width in (K, K, V))
         train(wkv6, r, k, v, leaf(B, T, H, K), leaf(H, K), state_BHKV=leaf(B, H, K, V))
 

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from basecap.ops._dispatch import interpreted
 from basecap.ops._recurrence.blocks import starts
-from basecap.ops.wkv6 import eager, reference, wkv6
+from basecap.ops.wkv6 import eager, reference, triton_chunks, wkv6
 from basecap.ops.wkv6.triton_chunks import operators
 from basecap.testing.marks import requires_gpu
 from basecap.testing.tolerance import assert_as_accurate
@@ -16,8 +16,9 @@ in_interpreter = pytest.mark.skipif(not interpreted(), reason="needs TRITON_INTE
 on_gpu = pytest.param("cuda", marks=requires_gpu)
 anywhere = pytest.mark.parametrize("device", [pytest.param("cpu", marks=in_interpreter), on_gpu])
 
-#: B, T, H, K, V.
-SIZES = [(2, 1, 1, 3, 2), (2, 37, 2, 8, 5), (1, 150, 1, 40, 20), (1, 64, 2, 16, 16)]
+#: B, T, H, K, V; several programs take the values of the last.
+SIZES = [(2, 1, 1, 3, 2), (2, 37, 2, 8, 5), (1, 150, 1, 40, 20), (1, 64, 2, 16, 16), (2, 40, 2, 8, 96)]
+HALF_SIZES = [(2, 500, 3, 64, 64), (1, 200, 2, 100, 48), (2, 300, 2, 128, 128), (1, 70, 2, 64, 192), (2, 7, 1, 20, 9)]
 #: Mean log decays, and how they spread.
 DECAYS = {
     "weak": (1e-3, 0.5),
@@ -44,13 +45,6 @@ def first_state(sizes: tuple[int, ...], device: str) -> Tensor:
     return draw(5, B, H, K, V).to(device, torch.float32)
 
 
-def chunked(*args):
-    """Run the operator by the definition's positions."""
-    *tensors, log_decay, bonus, state, segments = args
-    log_decay = log_decay.expand(tensors[0].shape)
-    return operators.scan(*tensors, log_decay, bonus, state, starts(segments))[:2]
-
-
 def public(*args):
     """Run the op's Triton kernels by the definition's positions."""
     *given, state, segments = args
@@ -63,7 +57,7 @@ def assert_kernels(tensors: list[Tensor], state: Tensor | None = None, segments:
     wide = None if state is None else state.double()
     truth = results(reference.wkv6, [x.double() for x in tensors], wide, segments)
     plain = results(eager.wkv6, tensors, state, segments)
-    found = results(chunked, tensors, state, segments)
+    found = results(triton_chunks.wkv6, tensors, state, segments)
     for number, (x, y, z) in enumerate(zip(found, plain, truth, strict=True)):
         assert x.dtype == y.dtype
         # Products are taken in the dtype of v: no gradient, whatever its dtype, is better than that. States are.
@@ -101,7 +95,7 @@ def test_packed_rows(device: str, cuts: list[int]):
 def test_a_decay_that_leaves_nothing_has_no_gradient(device: str):
     tensors = inputs((1, 50, 1, 8, 8), "weak", device, torch.float32)
     tensors[3][:, [3, 40]] = -torch.inf
-    *_, dlog_decay, _ = results(chunked, tensors, None, None)
+    *_, dlog_decay, _ = results(triton_chunks.wkv6, tensors, None, None)
     assert torch.isfinite(dlog_decay).all()
     assert not dlog_decay[:, [3, 40]].any()
     assert dlog_decay[:, 1:3].all()
@@ -109,7 +103,7 @@ def test_a_decay_that_leaves_nothing_has_no_gradient(device: str):
 
 @pytest.mark.parametrize("device", [on_gpu])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("sizes", [(2, 500, 3, 64, 64), (1, 200, 2, 100, 48), (2, 300, 2, 128, 64), (2, 7, 1, 20, 9)])
+@pytest.mark.parametrize("sizes", HALF_SIZES)
 @pytest.mark.parametrize("decays", DECAYS)
 def test_half_precision(device: str, dtype: torch.dtype, sizes: tuple[int, ...], decays: str):
     tensors, first = inputs(sizes, decays, device, dtype), first_state(sizes, device)
@@ -149,11 +143,11 @@ def test_the_recurrence_takes_the_rest(device: str, sizes: tuple[int, ...], monk
 @anywhere
 def test_decays_and_bonus_of_any_dtype(device: str):
     tensors = inputs((1, 40, 1, 8, 8), "middling", device, torch.float32)
-    expected = results(chunked, tensors, None, None)
+    expected = results(triton_chunks.wkv6, tensors, None, None)
     for dtype in (torch.float16, torch.float64):
         *most, log_decay, bonus = tensors
         given = [*most, log_decay.to(dtype), bonus.to(dtype)]
-        found = results(chunked, given, None, None)
+        found = results(triton_chunks.wkv6, given, None, None)
         assert [x.dtype for x in found[-2:]] == [dtype, dtype]
         for x, y in zip(found, expected, strict=True):
             torch.testing.assert_close(x.float(), y, rtol=1e-2, atol=1e-2)
@@ -165,7 +159,7 @@ def test_the_outputs_alone_and_the_state_alone_have_gradients(device: str):
     leaves = [
         x.requires_grad_() for x in (*inputs(sizes, "middling", device, torch.float32), first_state(sizes, device))
     ]
-    o, final = chunked(*leaves, None)
+    o, final = triton_chunks.wkv6(*leaves, None)
     wide = [x.detach().double().requires_grad_() for x in leaves]
     exact = reference.wkv6(*wide)
     for x, y in zip((o, final), exact, strict=True):
@@ -190,6 +184,21 @@ def test_nothing_else_leaks_into_the_results(device: str):
     changed, _ = wkv6(*others, state_BHKV=1000 * first, segments=segments, backend="triton")
     assert torch.equal(o[1, 33:60, 1], changed[1, 33:60, 1])
     assert not torch.isclose(o, changed)[:, :33].any()
+
+
+@in_interpreter
+def test_values_in_parts_share_what_is_kept_of_their_keys():
+    """Neither keys nor scores are repeated for each part of wide values, which compute the same bits as heads do."""
+    sizes = 1, 40, 2, 8, 96
+    r, k, v, log_decay, bonus = inputs(sizes, "middling", "cpu", torch.float32)
+    kept: list[Tensor] = []
+    leaves = [x.requires_grad_() for x in (r, k, v, log_decay, bonus)]
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x):
+        o, _ = triton_chunks.wkv6(*leaves, None, None)
+    shapes = sorted(tuple(x.shape) for x in kept)
+    assert shapes == sorted([*[(1, 40, 2, 8)] * 3, (1, 40, 4, 48), (2, 8), (1, 2, 4, 8, 48), (1, 2, 2, 32, 32)])
+    halves = [wkv6(r, k, half, log_decay, bonus, backend="triton")[0] for half in v.split(48, dim=-1)]
+    assert torch.equal(o, torch.cat(halves, dim=-1))
 
 
 @anywhere

@@ -17,5 +17,6 @@ def _inputs(draw: Draw, T: int, values: int = K) -> dict[str, Tensor]:
 
 CASES = {
     "wkv6": by_backend(wkv6, reference.wkv6, _inputs, FAMILIES),
-    "wkv6 by tokens, heads of 96": by_backend(wkv6, reference.wkv6, partial(_inputs, values=96), FAMILIES),
+    "wkv6, values in parts": by_backend(wkv6, reference.wkv6, partial(_inputs, values=96), FAMILIES),
+    "wkv6 by tokens, heads of 97": by_backend(wkv6, reference.wkv6, partial(_inputs, values=97), FAMILIES),
 }

@@ -1,8 +1,8 @@
 """The recurrence of RWKV-5 and 6 in chunks of BT tokens in Triton, forward; see README.md.
 
-Tensors: r, k [B, T, H, K]; v, o [B, T, H, V], contiguous; log_decay [B, T, H, K] with strides of its own; bonus [H, K];
-states between chunks [B, M, H, K, V]; scores [B, M, H, BT, BT]. `starts` [B, T] is not zero where the state is emptied
-before a token; it and the first state may be None.
+Tensors: r, k [B, T, G, K]; v, o [B, T, H, V], contiguous; log_decay [B, T, G, K] with strides of its own; bonus [G, K];
+states between chunks [B, M, H, K, V]; scores [B, M, G, BT, BT]. PARTS = H / G neighbouring heads of values share r, k
+and decays. `starts` [B, T] is not zero where the state is emptied before a token; it and the first state may be None.
 """
 
 import triton
@@ -102,7 +102,8 @@ def edges(log_decay, stride_t, starts, i_m, T, o_k, K, BACK: tl.constexpr, BT: t
 def walk_kernel(
     k, v, log_decay, starts, first, states, last,
     stride_b, stride_t, stride_h, T, H, K, V, M,
-    BACK: tl.constexpr, PRECISION: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    PARTS: tl.constexpr, BACK: tl.constexpr, PRECISION: tl.constexpr,
+    BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
     """Walk over the chunks with BV columns of the state: keep it before each, then let it decay and add to it.
 
@@ -110,10 +111,11 @@ def walk_kernel(
     """
     o_v = tl.program_id(0) * BV + tl.arange(0, BV)
     i_h, i_b = tl.program_id(1), tl.program_id(2).to(tl.int64)
+    i_g, G = i_h // PARTS, H // PARTS
     o_k = tl.arange(0, BK)
-    k += (i_b * T * H + i_h) * K
+    k += (i_b * T * G + i_g) * K
     v += (i_b * T * H + i_h) * V
-    log_decay += i_b * stride_b + i_h * stride_h
+    log_decay += i_b * stride_b + i_g * stride_h
     if starts is not None:
         starts += i_b * T
     b_state = tl.zeros([BK, BV], dtype=tl.float32)
@@ -124,7 +126,7 @@ def walk_kernel(
         i_m = tl.cast(i, tl.int64)
         if BACK:
             i_m = M - 1 - i_m
-        p_k, m_k = rows(k, i_m, T, H * K, o_k, K, BT)
+        p_k, m_k = rows(k, i_m, T, G * K, o_k, K, BT)
         p_v, m_v = rows(v, i_m, T, H * V, o_v, V, BT)
         b_k = tl.load(p_k, mask=m_k, other=0.0).to(tl.float32)
         b_v = tl.load(p_v, mask=m_v, other=0.0).to(tl.float32)
@@ -142,13 +144,15 @@ def walk_kernel(
 def chunk_fwd_kernel(
     r, k, v, log_decay, bonus, starts, states, o, scores,
     stride_b, stride_t, stride_h, T, H, K, V, M,
-    PRECISION: tl.constexpr, LEVELS: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    PARTS: tl.constexpr, PRECISION: tl.constexpr, LEVELS: tl.constexpr,
+    BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
     """A chunk's outputs and its scores, those of a token with itself on the diagonal."""
     i_h, i_m, i_b = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
-    i_row, i_chunk = i_b * T * H + i_h, (i_b * M + i_m) * H + i_h
+    i_g, G = i_h // PARTS, H // PARTS
+    i_row, i_keys, i_chunk = i_b * T * H + i_h, i_b * T * G + i_g, (i_b * M + i_m) * H + i_h
     o_c, o_v = tl.arange(0, BT), tl.arange(0, BV)
-    log_decay += i_b * stride_b + i_h * stride_h
+    log_decay += i_b * stride_b + i_g * stride_h
     if starts is not None:
         starts += i_b * T
     b_own = tl.zeros([BT], dtype=tl.float32)
@@ -156,11 +160,11 @@ def chunk_fwd_kernel(
     b_o = tl.zeros([BT, BV], dtype=tl.float32)
     for start in range(0, K, BK):
         o_k = start + tl.arange(0, BK)
-        p_r, m_k = rows(r + i_row * K, i_m, T, H * K, o_k, K, BT)
-        p_k, m_k = rows(k + i_row * K, i_m, T, H * K, o_k, K, BT)
+        p_r, m_k = rows(r + i_keys * K, i_m, T, G * K, o_k, K, BT)
+        p_k, m_k = rows(k + i_keys * K, i_m, T, G * K, o_k, K, BT)
         b_r = tl.load(p_r, mask=m_k, other=0.0).to(tl.float32)
         b_k = tl.load(p_k, mask=m_k, other=0.0).to(tl.float32)
-        b_bonus = tl.load(bonus + i_h * K + o_k, mask=o_k < K, other=0.0).to(tl.float32)
+        b_bonus = tl.load(bonus + i_g * K + o_k, mask=o_k < K, other=0.0).to(tl.float32)
         b_own += tl.sum(b_r * b_k * b_bonus[None, :], 1)
         b_from, b_to, b_all = decays(log_decay, stride_t, starts, i_m, T, o_k, K, BT)
         for level in tl.static_range(LEVELS):
@@ -176,7 +180,8 @@ def chunk_fwd_kernel(
         b_o = tl.dot((b_r * tl.exp2(b_from)).to(r.dtype.element_ty), b_state, b_o, input_precision=PRECISION)
     b_scores += tl.where(o_c[:, None] == o_c[None, :], b_own[:, None], 0.0)
     b_scores = b_scores.to(scores.dtype.element_ty)
-    tl.store(matrix(scores, i_chunk, BT), b_scores)
+    if i_h % PARTS == 0:  # the heads that share keys have the same scores
+        tl.store(matrix(scores, (i_b * M + i_m) * G + i_g, BT), b_scores)
     p_v, m_v = rows(v + i_row * V, i_m, T, H * V, o_v, V, BT)
     b_v = tl.load(p_v, mask=m_v, other=0.0)
     b_o = tl.dot(b_scores, b_v, b_o, input_precision=PRECISION)

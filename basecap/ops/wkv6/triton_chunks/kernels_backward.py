@@ -25,18 +25,20 @@ def between(o_t, level: tl.constexpr):
 def chunk_bwd_kernel(
     do, r, k, v, log_decay, bonus, starts, states, later, scores, dr, dk, dv, dlog, dbonus,
     stride_b, stride_t, stride_h, T, H, K, V, M,
-    PRECISION: tl.constexpr, SHARE: tl.constexpr,
+    PARTS: tl.constexpr, PRECISION: tl.constexpr, SHARE: tl.constexpr,
     LEVELS: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
     """Gradients of a chunk's inputs from the state before it and the gradient of the state after it (`later`).
 
-    Those of the log decays are sums of the shares of all products that a decay is part of, never differences. `dbonus`
-    [B, M, H, K] holds each chunk's part.
+    Those of the log decays are sums of the shares of all products that a decay is part of, never differences.
+    `dr`, `dk` and `dlog` [PARTS, B, T, G, K] hold the part of each of the heads that share keys, `dbonus` [B, M, H, K]
+    each chunk's part.
     """
     i_h, i_m, i_b = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
-    i_row, i_chunk = i_b * T * H + i_h, (i_b * M + i_m) * H + i_h
+    i_g, G = i_h // PARTS, H // PARTS
+    i_row, i_keys, i_chunk = i_b * T * H + i_h, i_b * T * G + i_g, (i_b * M + i_m) * H + i_h
     o_c, o_v = tl.arange(0, BT), tl.arange(0, BV)
-    log_decay += i_b * stride_b + i_h * stride_h
+    log_decay += i_b * stride_b + i_g * stride_h
     if starts is not None:
         starts += i_b * T
     p_do, m_v = rows(do + i_row * V, i_m, T, H * V, o_v, V, BT)
@@ -48,14 +50,14 @@ def chunk_bwd_kernel(
     b_dscores = tl.dot(b_do, tl.trans(b_v), input_precision=PRECISION)
     b_dscores_back = tl.dot(b_v, tl.trans(b_do), input_precision=PRECISION)
     b_dscores = tl.where(o_c[:, None] > o_c[None, :], b_dscores, b_dscores_back).to(b_v.dtype)
-    b_dv = tl.dot(tl.trans(tl.load(matrix(scores, i_chunk, BT))), b_do, input_precision=PRECISION)
+    b_dv = tl.dot(tl.trans(tl.load(matrix(scores, (i_b * M + i_m) * G + i_g, BT))), b_do, input_precision=PRECISION)
     for start in range(0, K, BK):
         o_k = start + tl.arange(0, BK)
-        p_r, m_k = rows(r + i_row * K, i_m, T, H * K, o_k, K, BT)
-        p_k, m_k = rows(k + i_row * K, i_m, T, H * K, o_k, K, BT)
+        p_r, m_k = rows(r + i_keys * K, i_m, T, G * K, o_k, K, BT)
+        p_k, m_k = rows(k + i_keys * K, i_m, T, G * K, o_k, K, BT)
         b_r = tl.load(p_r, mask=m_k, other=0.0).to(tl.float32)
         b_k = tl.load(p_k, mask=m_k, other=0.0).to(tl.float32)
-        b_bonus = tl.load(bonus + i_h * K + o_k, mask=o_k < K, other=0.0).to(tl.float32)
+        b_bonus = tl.load(bonus + i_g * K + o_k, mask=o_k < K, other=0.0).to(tl.float32)
         tl.store(dbonus + i_chunk * K + o_k, tl.sum(b_r * b_k * b_down[:, None], 0), mask=o_k < K)
         b_dr = b_down[:, None] * b_bonus[None, :] * b_k
         b_dk = b_down[:, None] * b_bonus[None, :] * b_r
@@ -93,10 +95,10 @@ def chunk_bwd_kernel(
         b_dlog = tl.dot(behind, (b_r * b_dreads).to(SHARE), b_dlog, input_precision=PRECISION)
         b_dlog = tl.dot(tl.trans(behind), (b_k * b_dwrites).to(SHARE), b_dlog, input_precision=PRECISION)
         b_dlog += tl.exp2(b_all) * tl.sum(b_state.to(tl.float32) * b_later.to(tl.float32), 1)[None, :]
-        for_k = i_row * K
-        p_dr, m_k = rows(dr + for_k, i_m, T, H * K, o_k, K, BT)
-        p_dk, m_k = rows(dk + for_k, i_m, T, H * K, o_k, K, BT)
-        p_dlog, m_k = rows(dlog + for_k, i_m, T, H * K, o_k, K, BT)
+        for_k = ((i_h % PARTS).to(tl.int64) * tl.num_programs(2) * T * G + i_keys) * K
+        p_dr, m_k = rows(dr + for_k, i_m, T, G * K, o_k, K, BT)
+        p_dk, m_k = rows(dk + for_k, i_m, T, G * K, o_k, K, BT)
+        p_dlog, m_k = rows(dlog + for_k, i_m, T, G * K, o_k, K, BT)
         tl.store(p_dr, b_dr.to(dr.dtype.element_ty), mask=m_k)
         tl.store(p_dk, b_dk.to(dk.dtype.element_ty), mask=m_k)
         tl.store(p_dlog, b_dlog.to(dlog.dtype.element_ty), mask=m_k)

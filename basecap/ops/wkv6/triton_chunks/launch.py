@@ -36,8 +36,13 @@ class _Inputs:
         return *self.log_decay.stride()[:3], T, H, self.r.shape[3], V, triton.cdiv(T, self.chunk)
 
     @property
+    def parts(self) -> int:
+        """Heads of values for each head of keys."""
+        return self.v.shape[2] // self.r.shape[2]
+
+    @property
     def grid(self) -> tuple[int, int, int]:
-        """Heads, chunks, rows."""
+        """Heads of values, chunks, rows."""
         B, T, H, _ = self.v.shape
         return H, triton.cdiv(T, self.chunk), B
 
@@ -50,6 +55,7 @@ class _Inputs:
         return {
             "PRECISION": "ieee" if exact else "tf32",
             "LEVELS": self.chunk.bit_length() - 1,
+            "PARTS": self.parts,
             "BT": self.chunk,
             "BK": min(channels, block_of(K)),
             "BV": block_of(V),
@@ -87,21 +93,21 @@ def _walk(inputs: _Inputs, k: Tensor, v: Tensor, first: Tensor | None, last: Ten
 
 @replayed
 def forward(
-    r_BTHK: Tensor,
-    k_BTHK: Tensor,
+    r_BTGK: Tensor,
+    k_BTGK: Tensor,
     v_BTHV: Tensor,
-    log_decay_BTHK: Tensor,
-    bonus_HK: Tensor,
+    log_decay_BTGK: Tensor,
+    bonus_GK: Tensor,
     state_BHKV: Tensor | None,
     starts: Tensor | None,
     chunk: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return outputs, the final state in float32, and the chunks' states and scores, which `backward` takes."""
-    inputs = _inputs((r_BTHK, k_BTHK, v_BTHV, log_decay_BTHK, bonus_HK), starts, chunk)
-    (H, M, B), (K, V) = inputs.grid, (r_BTHK.shape[3], v_BTHV.shape[3])
+    inputs = _inputs((r_BTGK, k_BTGK, v_BTHV, log_decay_BTGK, bonus_GK), starts, chunk)
+    (H, M, B), (G, K), V = inputs.grid, r_BTGK.shape[2:], v_BTHV.shape[3]
     o = torch.empty_like(inputs.v)
     final = o.new_empty(B, H, K, V, dtype=torch.float32)
-    scores = o.new_empty(B, M, H, inputs.chunk, inputs.chunk)
+    scores = o.new_empty(B, M, G, inputs.chunk, inputs.chunk)
     first = None if state_BHKV is None else state_BHKV.contiguous()
     states = _walk(inputs, inputs.k, inputs.v, first, final, back=False)
     kernels.chunk_fwd_kernel[inputs.grid](
@@ -134,14 +140,17 @@ def backward(
     dfinal = None if grads[1] is None else grads[1].contiguous()
     dfirst = None if first is None else first.new_empty(first.shape)
     later = _walk(inputs, inputs.r, do, dfinal, dfirst, back=True)
-    dr, dk, dv = (torch.empty_like(x) for x in (inputs.r, inputs.k, inputs.v))
-    dlog = tensors[3].new_empty(tensors[3].shape)
+    # Heads that share keys write a part each.
+    dr, dk, dlog = (x.new_empty(inputs.parts, *x.shape) for x in (inputs.r, inputs.k, tensors[3]))
+    dv = torch.empty_like(inputs.v)
     H, M, B = inputs.grid
-    dbonus = dr.new_empty(B, M, H, dr.shape[3], dtype=torch.float32)
+    dbonus = dr.new_empty(B, M, H, dr.shape[-1], dtype=torch.float32)
     # Products of inputs and their gradients may be beyond float16.
     share = tl.bfloat16 if do.dtype == torch.bfloat16 else tl.float32
     kernels_backward.chunk_bwd_kernel[inputs.grid](
         do, inputs.r, inputs.k, inputs.v, inputs.log_decay, inputs.bonus, inputs.starts, states, later, scores,
         dr, dk, dv, dlog, dbonus, *inputs.sizes, SHARE=share, **inputs.options(BACKWARD),
     )  # fmt: skip
-    return [dr, dk, dv, dlog, dbonus.sum((0, 1)).to(tensors[4].dtype), dfirst]
+    dr, dk, dlog = (x[0] if inputs.parts == 1 else x.sum(0) for x in (dr, dk, dlog))
+    dbonus = dbonus.sum((0, 1)).unflatten(0, (-1, inputs.parts)).sum(1)
+    return [dr, dk, dv, dlog, dbonus.to(tensors[4].dtype), dfirst]

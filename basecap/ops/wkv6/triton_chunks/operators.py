@@ -29,11 +29,11 @@ def scan(
     """Return o [B, T, H, V], the final state [B, H, K, V] in float32; for backward the chunks' states and scores.
 
     Args:
-        r: [B, T, H, K], like k and log_decay; r, k and v of one dtype, in which products are taken.
+        r: [B, T, G, K], like k and log_decay; r, k and v of one dtype, in which products are taken.
         k: what is written with.
-        v: [B, T, H, V].
+        v: [B, T, H, V]; H / G neighbouring heads share r, k and log_decay.
         log_decay: at most 0, of any dtype and any strides.
-        bonus: [H, K].
+        bonus: [G, K].
         state: float32 [B, H, K, V], or None for zeros.
         starts: bool [B, T], where the state is emptied before the token.
     """
@@ -60,11 +60,11 @@ def scan_backward(
 
 @scan.register_fake
 def _(r, k, v, log_decay, bonus, state, starts):
-    (B, T, H, K), V = r.shape, v.shape[3]
+    (B, T, G, K), (H, V) = r.shape, v.shape[2:]
     C = tokens_per_chunk(v.dtype)
     M = -(-T // C)
     final = v.new_empty(B, H, K, V, dtype=torch.float32)
-    return v.new_empty(v.shape), final, v.new_empty(B, M, H, K, V), v.new_empty(B, M, H, C, C)
+    return v.new_empty(v.shape), final, v.new_empty(B, M, H, K, V), v.new_empty(B, M, G, C, C)
 
 
 @scan_backward.register_fake
