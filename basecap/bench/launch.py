@@ -21,6 +21,7 @@ from basecap.ops.selective_scan import selective_scan
 from basecap.ops.short_convolution import short_convolution
 from basecap.ops.ssd import ssd, ssd_mimo
 from basecap.ops.taylor_attention import taylor_attention
+from basecap.ops.token_choice import index_divergence
 from basecap.ops.wkv4 import wkv4
 from basecap.ops.wkv6 import wkv6
 from basecap.ops.wkv7 import wkv7, wkv7_bounded
@@ -105,6 +106,11 @@ def _selected(draw: Draw, B: int, T: int) -> Inputs:
     return _heads(draw, B, T) | {"chosen": chosen, "blocks": own.expand(B, T)}
 
 
+def _indexed(draw: Draw, B: int, T: int) -> Inputs:
+    index = {"index_q": draw(B, T, 4, K), "index_k": draw(B, T, K), "weights": 0.1 * draw(B, T, 4)}
+    return index | {"q": draw(B, T, H, K), "k": draw(B, T, H, K)}
+
+
 def _mimo(draw: Draw, B: int, T: int) -> Inputs:
     q, k = draw(B, T, 4, H, 128), draw(B, T, 4, H, 128)
     decays = {"log_decay": -0.1 * draw(B, T, H).abs(), "now": draw(B, T, H).sigmoid(), "kept": draw(B, T, H).sigmoid()}
@@ -142,6 +148,7 @@ CASES = {
     "channel_delta_rule": Launched(channel_delta_rule, _channel_delta, ("beta", "log_decay")),
     "delta_rule": Launched(delta_rule, _delta, ("beta", "log_decay")),
     "forgetting_attention": Launched(forgetting_attention, _forgetting, ("log_decay",)),
+    "index_divergence": Launched(index_divergence, _indexed),
     "linear_cross_entropy": Launched(linear_cross_entropy, _cross_entropy),
     "long_convolution": Launched(long_convolution, _long_convolution, ("filter",)),
     "selected_attention": Launched(selected_attention, _selected),
@@ -239,7 +246,8 @@ def _passes(case: Launched, B: int, T: int, device: torch.device, clock: Clock) 
             forward()
 
     def training() -> None:
-        torch.autograd.grad(forward(), leaves, upstream)
+        # An indexer learns from attention's queries and keys, which do not learn from it.
+        torch.autograd.grad(forward(), leaves, upstream, allow_unused=True)
 
     runs = {"runs": "; ".join(ran.values())}
     return [

@@ -4,73 +4,21 @@ from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 import torch
-import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from basecap.errors import ConfigError
 from basecap.mixers._attention import HeadedMixer, HeadsConfig, refuse_more
 from basecap.mixers._contract import Cache, Variant, mixer
 from basecap.mixers._parts import positions_of, remember, rotary
 from basecap.mixers._recipes import LayerSpec, ParameterRecipe, default_recipe
-from basecap.ops import Influence, without_autocast
+from basecap.ops import Influence
 from basecap.ops.attention import attention_step
 from basecap.ops.selected_attention import influence, selected_attention
-
-#: Queries that are scored at once: scores of all pairs of tokens would not fit in memory.
-QUERIES = 128
+from basecap.ops.token_choice import best, choose_by_index, choose_by_mass, index_divergence, index_scores, mass
 
 #: Index queries [B, T, I, J], one index key per token [B, T, J], weights of the heads [B, T, I].
 Index = tuple[Tensor, Tensor, Tensor]
-
-
-def index_scores(q_BQIJ: Tensor, k_BSJ: Tensor, weights_BQI: Tensor) -> Tensor:
-    """Return sum_i w_i ReLU(q_i.k) [B, Q, S], in float32 or wider (arXiv 2512.02556, eq. 1)."""
-    wide = torch.promote_types(q_BQIJ.dtype, torch.float32)
-    q, k, weights = (x.to(wide) for x in (q_BQIJ, k_BSJ, weights_BQI))
-    with without_autocast(q.device):
-        return torch.einsum("bqis,bqi->bqs", torch.einsum("bqij,bsj->bqis", q, k).relu(), weights)
-
-
-@torch.no_grad()
-def mass(q_BQHK: Tensor, k_BSGK: Tensor, seen_BQS: Tensor) -> Tensor:
-    """Return the mean attention distribution of the heads over what a query sees [B, Q, S], in float32 or wider."""
-    wide = torch.promote_types(q_BQHK.dtype, torch.float32)
-    q, k = q_BQHK.to(wide).unflatten(2, (k_BSGK.shape[2], -1)) * q_BQHK.shape[3] ** -0.5, k_BSGK.to(wide)
-    with without_autocast(q.device):
-        scores = torch.einsum("bqgrk,bsgk->bgrqs", q, k)
-    return scores.masked_fill(~seen_BQS[:, None, None], float("-inf")).softmax(-1).mean((1, 2))
-
-
-@torch.no_grad()
-def best(scores_BQS: Tensor, seen_BQS: Tensor, top: int) -> Tensor:
-    """Return bool [B, Q, S]: the `top` tokens with the largest scores of those seen; of equal ones the latest."""
-    scores = scores_BQS.masked_fill(~seen_BQS, float("-inf"))
-    count = min(top, scores.shape[-1])
-    least = scores.topk(count, dim=-1).values[..., -1:]
-    above, equal = scores > least, (scores == least) & seen_BQS
-    later = equal.flip(-1).cumsum(-1).flip(-1)
-    return above | (equal & (later <= count - above.sum(-1, keepdim=True)))
-
-
-def seen_by(now: slice, T: int, segments: Tensor | None, device: torch.device) -> Tensor:
-    """Return bool [B or 1, Q, S], what the queries of `now` see of the tokens up to its end."""
-    s = torch.arange(min(now.stop, T), device=device)
-    seen = (s[now, None] >= s)[None]
-    return seen if segments is None else seen & (segments[:, now, None] == segments[:, None, : now.stop])
-
-
-def divergence(index: Index, q_BQHK: Tensor, k_BSGK: Tensor, seen_BQS: Tensor) -> Tensor:
-    """Return the sum over queries of KL(mass || softmax of the index scores), eqs. 3 and 4; only the index learns."""
-    target = mass(q_BQHK, k_BSGK, seen_BQS)
-    logarithms = index_scores(*index).masked_fill(~seen_BQS, float("-inf")).log_softmax(-1)
-    return (torch.xlogy(target, target) - target * logarithms.masked_fill(~seen_BQS, 0.0)).sum()
-
-
-def blocks_of(T: int) -> list[slice]:
-    """Return the queries that are scored at once."""
-    return [slice(first, min(first + QUERIES, T)) for first in range(0, T, QUERIES)]
 
 
 @mixer(
@@ -151,20 +99,12 @@ class DSA(HeadedMixer):
         k = rotary(self.index_norm(self.index_k(x))[:, :, None], positions, c.rope_base, half)[:, :, 0]
         return q, k.to(q.dtype), self.index_weights(x) * (c.index_heads * c.index_dim) ** -0.5
 
-    def _scores(self, index: Index | None, q_BQHK: Tensor, k_BSGK: Tensor, seen_BQS: Tensor) -> Tensor:
-        """Return what tokens are chosen by [B, Q, S]."""
-        return mass(q_BQHK, k_BSGK, seen_BQS) if index is None else index_scores(*index)
-
-    @torch.no_grad()
     def _chosen(self, index: Index | None, q: Tensor, k: Tensor, segments: Tensor | None) -> Tensor:
         """Return bool [B, T, 1, T], the tokens that each query reads."""
-        T, parts = q.shape[1], []
-        for now in blocks_of(T):
-            seen = seen_by(now, T, segments, q.device).expand(len(q), -1, -1)
-            own = None if index is None else (index[0][:, now], index[1][:, : now.stop], index[2][:, now])
-            scores = self._scores(own, q[:, now], k[:, : now.stop], seen)
-            parts.append(F.pad(best(scores, seen, self.config.top), (0, T - now.stop)))
-        return torch.cat(parts, dim=1)[:, :, None]
+        top = self.config.top
+        if index is None:
+            return choose_by_mass(q, k, top, segments=segments)[:, :, None]
+        return choose_by_index(*index, top, segments=segments)[:, :, None]
 
     def forward(self, x_BTD: Tensor, segments: Tensor | None = None, losses: dict[str, Tensor] | None = None) -> Tensor:
         """Choose and attend; see `Mixer.forward`."""
@@ -172,24 +112,9 @@ class DSA(HeadedMixer):
         index = self._index(x_BTD, segments)
         chosen = self._chosen(index, q, k, segments)
         if losses is not None and index is not None:
-            losses["indexer"] = self._divergence(index, q.detach(), k.detach(), chosen, segments)
+            target = chosen[:, :, 0] if self.config.target == "chosen" else None
+            losses["indexer"] = index_divergence(*index, q, k, chosen_BTT=target, segments=segments)
         return self.finish(selected_attention(q, k, v, chosen, numbers(q), segments=segments), x_BTD)
-
-    def _divergence(self, index: Index, q: Tensor, k: Tensor, chosen: Tensor, segments: Tensor | None) -> Tensor:
-        """Return the mean divergence per token; scores of each block are made again in the backward pass."""
-        B, T = q.shape[:2]
-        total = q.new_zeros((), dtype=torch.promote_types(q.dtype, torch.float32))
-        for now in blocks_of(T):
-            seen = seen_by(now, T, segments, q.device).expand(B, -1, -1)
-            if self.config.target == "chosen":
-                seen = chosen[:, now, 0, : now.stop]
-            own = index[0][:, now], index[1][:, : now.stop], index[2][:, now]
-            given = (own, q[:, now], k[:, : now.stop], seen)
-            if torch.compiler.is_compiling():
-                total = total + divergence(*given)
-            else:
-                total = total + checkpoint(divergence, *given, use_reentrant=False, preserve_rng_state=False)
-        return total / max(1, B * T)
 
     def attend(self, x_BTD: Tensor, q: Tensor, k: Tensor, v: Tensor, segments: Tensor | None = None) -> Tensor:
         """Choose and attend; see `HeadedMixer.attend`."""
@@ -241,7 +166,8 @@ class DSA(HeadedMixer):
     def _look_up(self, own: Index | None, q: Tensor, tensors: dict[str, Tensor], start: int | Tensor) -> Tensor:
         """Return what the queries [B, 1, H, K] at positions `start` read of a cache, which may have later tokens."""
         seen = (torch.arange(tensors["k"].shape[1], device=q.device)[None] <= start)[:, None].expand(len(q), -1, -1)
-        chosen = best(self._scores(own, q, tensors["k"].to(q.dtype), seen), seen, self.config.top)[:, 0]
+        scores = mass(q, tensors["k"].to(q.dtype), seen) if own is None else index_scores(*own)
+        chosen = best(scores, seen, self.config.top)[:, 0]
         # The chosen tokens, and where there are fewer, others that are not read.
         read, place = chosen.to(torch.int8).topk(min(self.config.top, chosen.shape[1]), dim=-1)
         row = torch.arange(len(q), device=q.device)[:, None]

@@ -9,11 +9,12 @@ from torch import Tensor, nn
 
 from basecap.errors import ConfigError
 from basecap.mixers import rotary
-from basecap.mixers.dsa import DSA, best, index_scores, mass, numbers
+from basecap.mixers.dsa import DSA, numbers
 from basecap.models.config import LayerConfig, model_config
 from basecap.models.language_model import LanguageModel
 from basecap.ops.attention import attention
 from basecap.ops.selected_attention import selected_attention
+from basecap.ops.token_choice import best, choose_by_index, index_scores, mass
 from tests.fla_naive import naive
 from tests.mixers._built import built, draw
 from tests.mixers._parity import assert_equals_paper
@@ -110,7 +111,7 @@ def test_chooses_and_reads_as_fla_does():
     q, k, v, index_q = (draw(2, 30, heads, 8, seed=heads).float() for heads in (4, 2, 2, 3))
     index_k, weights = draw(2, 30, 8, seed=5).float(), draw(2, 30, 3, seed=6).float()
     causal = torch.ones(2, 30, 30).tril().bool()
-    ours = best(index_scores(index_q, index_k, weights), causal, TOP)
+    ours = choose_by_index(index_q, index_k, weights, TOP)
     indices = reference.naive_dsa_indexer(index_q, index_k, weights, TOP, activation="relu")
     theirs = torch.zeros(2, 30, 31, dtype=torch.bool).scatter(-1, indices.where(indices >= 0, 30), True)[..., :30]
     differ = (ours != theirs) & causal
@@ -118,21 +119,6 @@ def test_chooses_and_reads_as_fla_does():
     assert (index_scores(index_q, index_k, weights)[differ] == 0).all()
     expected = reference.naive_dsa(q, k, v, None, None, indices=torch.where(ours, torch.arange(30), -1))
     torch.testing.assert_close(selected_attention(q, k, v, ours[:, :, None], numbers(q)), expected)
-
-
-def test_of_equal_scores_the_latest_are_chosen():
-    scores = torch.tensor([[[0.0, 2.0, 0.0, 0.0, 1.0, 0.0], [1.0, 0.0, 0.0, 3.0, 3.0, 3.0]]])
-    seen = torch.tensor([[[True] * 5 + [False], [True, True, False, False, False, False]]])
-    assert best(scores, seen, 4).int().tolist() == [[[0, 1, 1, 1, 1, 0], [1, 1, 0, 0, 0, 0]]]
-    assert best(scores, seen, 1).int().tolist() == [[[0, 1, 0, 0, 0, 0], [1, 0, 0, 0, 0, 0]]]
-
-
-def test_mass_is_that_of_all_heads():
-    q, k = draw(1, 9, 4, 8), draw(1, 9, 2, 8, seed=1)
-    seen = torch.ones(1, 9, 9).tril().bool()
-    found = mass(q, k, seen)
-    scores = torch.einsum("bthk,bshk->bhts", q, k.repeat_interleave(2, dim=2)) / 8**0.5
-    torch.testing.assert_close(found, scores.masked_fill(~seen, -torch.inf).softmax(-1).mean(1))
 
 
 @pytest.mark.parametrize("name", ["dsa", "dsa by mass"])

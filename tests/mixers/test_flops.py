@@ -54,7 +54,7 @@ WRITE = READ = MULTIPLY + ADD
 DECAY = MULTIPLY
 
 
-READ_MEANS, INDEX_SCORES, MASS = nsa.read_means, dsa.index_scores, dsa.mass
+READ_MEANS, CHOOSE_BY_INDEX, CHOOSE_BY_MASS = nsa.read_means, dsa.choose_by_index, dsa.choose_by_mass
 
 
 def like(x: Tensor, *others: Tensor) -> Tensor:
@@ -97,9 +97,9 @@ class Ops:
             (attention, "attention", self.attend),
             (synthesizer, "attention", self.attend),
             (fox, "forgetting_attention", self.forget),
-            (dsa, "divergence", self.divergence),
-            (dsa, "index_scores", self.index_scores),
-            (dsa, "mass", self.mass),
+            (dsa, "choose_by_index", self.choose_by_index),
+            (dsa, "choose_by_mass", self.choose_by_mass),
+            (dsa, "index_divergence", self.index_divergence),
             (dsa, "selected_attention", self.select_blocks),
             (nsa, "attention", self.attend),
             (nsa, "read_means", self.read_means),
@@ -140,20 +140,22 @@ class Ops:
         self.add(-product, -2 * product)
         return READ_MEANS(q, k, reads)
 
-    def index_scores(self, q, k, weights):
-        hidden = q.shape[0] * (q.shape[1] * k.shape[1] - pairs(q.shape[1]))  # one block of queries
-        self.add(-hidden * q.shape[2] * (q.shape[3] + 1) * (MULTIPLY + ADD), 0)
-        return INDEX_SCORES(q, k, weights)
+    def choose_by_index(self, q, k, weights, top, **_):
+        B, T, heads, size = q.shape
+        self.add(B * pairs(T) * heads * (size + 1) * (MULTIPLY + ADD), 0)
+        return CHOOSE_BY_INDEX(q, k, weights, top)
 
-    def mass(self, q, k, seen):
-        self.add(-(~seen).sum().item() * q.shape[2] * q.shape[3] * (MULTIPLY + ADD), 0)
-        return MASS(q, k, seen)
+    def choose_by_mass(self, q, k, top, **_):
+        B, T, H, K = q.shape
+        self.add(B * pairs(T) * H * K * (MULTIPLY + ADD), 0)
+        return CHOOSE_BY_MASS(q, k, top)
 
-    def divergence(self, index, q, k, seen):
-        visible, (_, _, heads, size) = seen.sum().item(), index[0].shape
+    def index_divergence(self, index_q, index_k, weights, q, k, *, chosen_BTT, **_):
+        (B, T, heads, size), (H, K) = index_q.shape, q.shape[2:]
+        visible = B * pairs(T) if chosen_BTT is None else chosen_BTT.sum().item()
         scores = visible * heads * (size + 1) * (MULTIPLY + ADD)
-        self.add(visible * q.shape[2] * q.shape[3] * (MULTIPLY + ADD) + scores, 2 * scores)
-        return sum(part.sum() for part in index)
+        self.add(visible * H * K * (MULTIPLY + ADD) + scores, 2 * scores)
+        return index_q.sum() + index_k.sum() + weights.sum()
 
     def select_blocks(self, q, k, v, chosen, blocks, **_):
         seen = chosen.gather(-1, blocks[:, None, None].expand(-1, *chosen.shape[1:3], -1)).transpose(1, 2).tril()

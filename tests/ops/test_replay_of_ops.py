@@ -28,7 +28,7 @@ TOKENS = {
 LAUNCHED = {
     name: case
     for name, case in CASES.items()
-    if name not in ("attention", "attention window", "selected_attention", "top1_element")
+    if name not in ("attention", "attention window", "index_divergence", "selected_attention", "top1_element")
 }
 PACKED = LAUNCHED.keys() - {"linear_cross_entropy", "long_convolution", "ssd_mimo", "taylor_attention"}
 ordinary = GridExecutor.__call__

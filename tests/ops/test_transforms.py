@@ -19,6 +19,7 @@ from basecap.ops.selective_scan import selective_scan
 from basecap.ops.short_convolution import short_convolution
 from basecap.ops.ssd import ssd
 from basecap.ops.taylor_attention import taylor_attention
+from basecap.ops.token_choice import index_divergence
 from basecap.ops.wkv4 import wkv4
 from basecap.ops.wkv6 import wkv6
 from basecap.ops.wkv7.triton_chunks.operators import scan as wkv7_chunks
@@ -51,6 +52,7 @@ OPS = [
     pytest.param(lambda x: short_convolution(x, taps), rows, id="short_convolution"),
     pytest.param(lambda x: wkv4(x, x, channels.abs(), channels)[0], rows, id="wkv4"),
     pytest.param(lambda x: linear_cross_entropy(x, vocabulary, torch.arange(T)[None]), rows, id="cross_entropy"),
+    pytest.param(lambda x: index_divergence(x, x[:, :, 0], x[:, :, :, 0], x, x), heads, id="index_divergence"),
     kernels(lambda x: delta_rule(x, x, x, decays.exp(), decays, backend="triton")[0], heads, id="delta_rule kernels"),
     kernels(lambda x: ssd(x, x, x, decays, backend="triton")[0], heads, id="ssd kernels"),
     kernels(
