@@ -9,7 +9,7 @@ from basecap.errors import ConfigError
 from basecap.ops import wkv4 as package_4
 from basecap.ops import wkv6 as package_6
 from basecap.ops import wkv7 as package_7
-from basecap.ops._dispatch import interpreted
+from basecap.ops._dispatch import interpreted, launch_of
 from basecap.ops._recurrence import operators as operators_6
 from basecap.ops.wkv4 import operators as operators_4
 from basecap.ops.wkv6 import eager as eager_6
@@ -19,7 +19,7 @@ from basecap.ops.wkv7 import eager as eager_7
 from basecap.ops.wkv7 import reference as reference_7
 from basecap.ops.wkv7 import wkv7
 from basecap.testing.marks import requires_gpu
-from tests.ops._recurrences import Recurrence, assert_as_exact, draw, packed
+from tests.ops._recurrences import Recurrence, assert_as_exact, draw, packed, results
 
 in_interpreter = pytest.mark.skipif(not interpreted(), reason="needs TRITON_INTERPRET=1")
 on_gpu = pytest.param("cuda", marks=requires_gpu)
@@ -90,6 +90,24 @@ def test_constant_decay(device: str, forced: None):
     inputs[3] = inputs[3][:1, :1]
     x = [part.float().to(device) for part in inputs]
     assert_as_exact(kernel("wkv6"), eager_6.wkv6, x)
+
+
+@pytest.mark.usefixtures("poisoned")
+@anywhere
+@pytest.mark.parametrize("which", ["wkv6", "wkv7"])
+def test_spans_of_the_backward_kernel_change_no_bit(device: str, which: str, monkeypatch: pytest.MonkeyPatch):
+    """The gradient of the state passes from span to span; two programs add their parts of the other gradients."""
+    (_, inputs), starts = recurrence(which, 70, 2, 6, 1.0), packed(2, [1, 20, 64], 70).to(device)
+    x = [part.float().to(device) for part in inputs]
+    index = 2 if which == "wkv6" else 3
+    x[index] = draw(6, 2, 70, 2, 20).float().to(device)
+    run = {"wkv6": package_6, "wkv7": package_7}[which].triton_tokens
+    first, found = draw(9, 2, 2, 6, 20).float().to(device), []
+    for span in (operators_6.CHUNK, 256):
+        monkeypatch.setattr(launch_of("basecap.ops._recurrence"), "SPAN", span)
+        found.append(results(getattr(run, which), x, first, starts))
+    for one, other in zip(*found, strict=True):
+        assert torch.equal(one, other)
 
 
 @anywhere

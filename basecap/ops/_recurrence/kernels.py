@@ -55,12 +55,15 @@ def recur_fwd_kernel(
 
 @triton.jit
 def recur_bwd_kernel(
-    r, log_decay, k, v, a, b, starts, kept, do, dfinal, scratch, dr, dlog_decay, dk, dv, da, db, dstate,
-    T, H, K, V, PART,
+    r, log_decay, k, v, a, b, starts, kept, do, dlater, scratch, dr, dlog_decay, dk, dv, da, db, dstate,
+    begin, end, T, SPAN, H, K, V, PART,
     DELTA: tl.constexpr, STARTS: tl.constexpr, CHUNK: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Gradients; those of r, log_decay, k, a and b are sums over V: each program writes its part, `PART` apart."""
+    """Gradients of the tokens from `begin`, where a chunk begins, to `end`, and of the state before them.
+
+    Those of r, log_decay, k, a and b are sums over V: each program writes its part [B, SPAN, H, K], `PART` apart.
+    """
     i_v, i_n = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     i_b, i_h = i_n // H, i_n % H
     o_k, o_v = tl.arange(0, BK), i_v * BV + tl.arange(0, BV)
@@ -69,12 +72,12 @@ def recur_bwd_kernel(
     o_kv = o_k[:, None] * V + o_v[None, :]
     p_scratch = scratch + (i_n * tl.num_programs(0) + i_v) * CHUNK * BK * BV
     p_scratch += o_k[:, None] * BV + tl.arange(0, BV)[None, :]
-    b_ds = tl.load(dfinal + i_n * K * V + o_kv, mask=m_kv, other=0.0)
-    chunks = tl.cdiv(T, CHUNK)
-    for i in range(chunks):
-        i_c = chunks - 1 - i
+    b_ds = tl.load(dlater + i_n * K * V + o_kv, mask=m_kv, other=0.0)
+    chunks, last = tl.cdiv(T, CHUNK), tl.cdiv(end, CHUNK) - 1
+    for i in range(last + 1 - begin // CHUNK):
+        i_c = last - i
         first = i_c * CHUNK
-        length = tl.minimum(T - first, CHUNK)
+        length = tl.minimum(end - first, CHUNK)
         b_s = tl.load(kept + (i_n * chunks + i_c) * K * V + o_kv, mask=m_kv, other=0.0)
         for j in tl.range(0, length, num_stages=STAGES):
             i_t = (i_b * T + first + j) * H + i_h
@@ -95,7 +98,8 @@ def recur_bwd_kernel(
             else:
                 b_dr = tl.sum(b_s * b_do[None, :], 1)
             b_s = b_new
-            tl.store(dr + i_v * PART + p_k, b_dr, mask=m_k)
+            p_part = i_v * PART + ((i_b * SPAN + first - begin + j) * H + i_h) * K + o_k
+            tl.store(dr + p_part, b_dr, mask=m_k)
         tl.debug_barrier()
         for i_back in tl.range(0, length, num_stages=STAGES):
             j = length - 1 - i_back
@@ -110,17 +114,19 @@ def recur_bwd_kernel(
             b_read = b_r[:, None] * b_do[None, :]
             if DELTA:
                 b_ds += b_read
-            tl.store(dk + i_v * PART + p_k, tl.sum(b_ds * b_v[None, :], 1), mask=m_k)
-            tl.store(dlog_decay + i_v * PART + p_k, tl.sum(b_ds * b_s, 1) * b_w, mask=m_k)
-            tl.store(dv + i_t * V + o_v, tl.sum(b_ds * b_k[:, None], 0), mask=m_v)
+            p_part = i_v * PART + ((i_b * SPAN + first - begin + j) * H + i_h) * K + o_k
+            tl.store(dk + p_part, tl.sum(b_ds * b_v[None, :], 1), mask=m_k)
+            tl.store(dlog_decay + p_part, tl.sum(b_ds * b_s, 1) * b_w, mask=m_k)
+            b_dv = tl.sum(b_ds * b_k[:, None], 0)
+            tl.store(dv + i_t * V + o_v, b_dv.to(dv.dtype.element_ty), mask=m_v)
             b_past = b_w[:, None] * b_ds
             if DELTA:
                 b_a = tl.load(a + p_k, mask=m_k, other=0.0).to(tl.float32)
                 b_b = tl.load(b + p_k, mask=m_k, other=0.0).to(tl.float32)
                 b_recalled = tl.sum(b_a[:, None] * b_s, 0)
                 b_drecalled = tl.sum(b_ds * b_b[:, None], 0)
-                tl.store(db + i_v * PART + p_k, tl.sum(b_ds * b_recalled[None, :], 1), mask=m_k)
-                tl.store(da + i_v * PART + p_k, tl.sum(b_s * b_drecalled[None, :], 1), mask=m_k)
+                tl.store(db + p_part, tl.sum(b_ds * b_recalled[None, :], 1), mask=m_k)
+                tl.store(da + p_part, tl.sum(b_s * b_drecalled[None, :], 1), mask=m_k)
                 b_past += b_a[:, None] * b_drecalled[None, :]
             else:
                 b_past += b_read

@@ -9,6 +9,8 @@ from basecap.ops._replay import replayed
 
 #: Value channels per program, warps per program and tokens loaded ahead.
 VALUES, WARPS, STAGES = 16, 1, 4
+#: Tokens, whole chunks, per launch of the backward kernel, whose programs write their parts of gradients in float32.
+SPAN = 256
 
 Inputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None]
 
@@ -37,25 +39,30 @@ def recur_backward(
 ) -> tuple[Tensor, ...]:
     """Return the gradients of r, log_decay, k, v, a, b and the state, those of a and b empty where there are none."""
     r, log_decay, k, v, a, b = _contiguous(inputs)
-    B, T, H, K = r.shape
-    V = v.shape[3]
+    (B, T, H, K), V = r.shape, v.shape[3]
     grid, tile = _tiles(r, v, a, chunk)
-    wide = kept.new_empty
-    dr, dw, dk = (wide(grid[0], B, T, H, K) for _ in range(3))
-    da, db = (wide(grid[0], B, T, H, K) if part is not None else wide(grid[0], 0) for part in (a, b))
-    dv, dstate = wide(B, T, H, V), wide(B, H, K, V)
+    wide, span = kept.new_empty, min(SPAN, T)
+    # One memory for the parts of all spans: a record of this call would keep several.
+    summed = (r, log_decay, k) if a is None or b is None else (r, log_decay, k, a, b)
+    parts, total = wide(len(summed), grid[0], B, span, H, K), wide(B, span, H, K)
+    found = [torch.empty_like(x) for x in summed]
+    dr, dw, dk, da, db = (*parts, None, None)[:5]
+    dv, dstate = torch.empty_like(v), wide(B, H, K, V)
     scratch = wide(grid[0] * grid[1], chunk, tile["BK"], tile["BV"])
-    do, dfinal = (x.contiguous() for x in grads)
-    if B:
+    do, later = (x.contiguous() for x in grads)
+    flags = _flags(starts)
+    for begin in reversed(range(0, T, span)) if B else ():
+        end = min(T, begin + span)
         kernels.recur_bwd_kernel[grid](
-            r, log_decay, k, v, a, b, _flags(starts), kept, do, dfinal, scratch,
-            dr, dw, dk, dv, da, db, dstate, T, H, K, V, r.numel(),
-            STARTS=starts is not None, **tile,
+            r, log_decay, k, v, a, b, flags, kept, do, later, scratch, dr, dw, dk, dv, da, db, dstate,
+            begin, end, T, span, H, K, V, total.numel(), STARTS=starts is not None, **tile,
         )  # fmt: skip
-    summed = [x.sum(0) for x in (dr, dw, dk, da, db)]
-    summed.insert(3, dv)
-    like = (r, log_decay, k, v, r if a is None else a, r if b is None else b)
-    return *(x.to(y.dtype) for x, y in zip(summed, like, strict=True)), dstate
+        later = dstate
+        for part, x in zip(parts, found, strict=True):
+            torch.sum(part, 0, out=total)
+            x[:, begin:end].copy_(total[:, : end - begin])
+    found = [*found[:3], dv, *(found[3:] or (wide(0), wide(0)))]
+    return *found, dstate
 
 
 def _contiguous(inputs: Inputs) -> Inputs:
