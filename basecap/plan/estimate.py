@@ -1,5 +1,6 @@
 """What `basecap plan` prints of the cost of a study on this machine."""
 
+import heapq
 import itertools
 import time
 from collections.abc import Callable, Sequence
@@ -16,7 +17,6 @@ from basecap.plan.maturity import maturity_warnings
 from basecap.plan.needs import little_disk
 from basecap.plan.prospects import cut_patterns, prospects, short_runs
 from basecap.plan.runs import Plan, RunSpec, costs, moved_points, plan_runs
-from basecap.plan.wall_time import wall_time
 from basecap.plan.workloads import Tasks, Workloads, cache_of
 from basecap.records import StudyRecords
 from basecap.study.config import StudyConfig
@@ -149,6 +149,18 @@ def _on_gpus(rows: list[dict[str, Any]], rate: float, gpus: int | None) -> list[
         else ""
     )
     return [f"On {gpus} such GPUs, one run on each at a time: {whole}{more}."]
+
+
+def wall_time(seconds: Sequence[float], gpus: int) -> float:
+    """Return the seconds until all runs have ended, each on one GPU; the longest begin first.
+
+    >>> wall_time([3.0, 1.0, 2.0, 2.0], gpus=2), wall_time([3.0, 1.0], gpus=8)
+    (4.0, 3.0)
+    """
+    free = [0.0] * min(gpus, len(seconds))
+    for run in sorted(seconds, reverse=True):
+        heapq.heapreplace(free, free[0] + run)
+    return max(free, default=0.0)
 
 
 def _proofs(runs: Sequence[RunSpec]) -> list[str]:

@@ -7,7 +7,7 @@ from statistics import fmean, median
 
 from basecap.analysis.results import AnswerRow, EvaluationRow, TextResults
 from basecap.analysis.rows import Interval
-from basecap.report.answers import over_runs
+from basecap.analysis.tasks.shares import over_runs
 from basecap.report.figures.style import names_of
 from basecap.report.published import published_figure
 

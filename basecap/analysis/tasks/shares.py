@@ -15,6 +15,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from basecap.analysis.results import AnswerRow
 from basecap.analysis.rows import LEVEL, Interval
 from basecap.analysis.student import student_quantile
 
@@ -69,3 +70,8 @@ def estimate(units: Sequence[Mapping[Key, Share]], weights: Mapping[Key, float])
     least, most = (sum(sign * max(0.0, sign * weight) for weight in weights.values()) for sign in (-1, 1))
     low, high = value - max(sqrt(below), scatter), value + max(sqrt(above), scatter)
     return Interval(value=value, low=float(max(low, least)), high=float(min(high, most)))
+
+
+def over_runs(rows: Sequence[AnswerRow]) -> Interval:
+    """Return the mean of one share over runs, one row of each, and its interval (see `estimate`)."""
+    return estimate([{None: Share(row.value or 0.0, row.n)} for row in rows], {None: 1.0})

@@ -1,7 +1,7 @@
 """The figure of answers by two axes, such as the depth and the length of a text: a heat map per architecture."""
 
 from basecap.analysis.results import AnswerRow, EvaluationResults, EvaluationRow
-from basecap.report.answers import over_runs
+from basecap.analysis.tasks.shares import over_runs
 from basecap.report.figures.spec import Spec, category, chart, layer
 from basecap.report.figures.style import SHARE_COLOUR, SHARE_INK, ref, tooltip
 
