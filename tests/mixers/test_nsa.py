@@ -1,6 +1,8 @@
 """Native Sparse Attention: the published equations in float64, parity with fla's naive code, decoding state, sizes."""
 
+import copy
 import sys
+from collections.abc import Callable
 from types import ModuleType
 
 import pytest
@@ -14,6 +16,7 @@ from basecap.models.config import model_config
 from basecap.models.language_model import outline
 from basecap.ops.attention import attention
 from basecap.ops.selected_attention import selected_attention
+from basecap.testing.tolerance import assert_as_accurate
 from tests.fla_naive import naive
 from tests.mixers._built import built, draw
 from tests.mixers._parity import assert_equals_paper
@@ -133,3 +136,27 @@ def test_more_blocks_than_there_are_is_refused():
         build(block=24)
     with pytest.raises(ConfigError, match="option 'top' of mixer NSA cannot be 2"):
         build(top=2)
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # the compiler's own, as is the next
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")
+def test_compiled_on_a_gpu():
+    """Every query reads all blocks of its past, so that rounding changes no choice."""
+    torch.compiler.reset()
+    mixer = built("nsa", 128, 0.05, heads=2, block=32, top=8, window=128)
+    low = copy.deepcopy(mixer).float().cuda()
+    x, do = draw(2, 256, 128), draw(2, 256, 128, seed=1)
+
+    def run(forward: Callable[..., Tensor], of: NSA, x: Tensor) -> list[Tensor]:
+        x = x.requires_grad_()
+        o = forward(x)
+        return [o, *torch.autograd.grad(o, [x, *of.parameters()], do.to(o.dtype).to(o.device))]
+
+    exact = run(mixer, mixer, x.clone())
+    with torch.autocast("cuda", torch.bfloat16):
+        plain = run(low, low, x.float().cuda())
+        compiled = run(torch.compile(low, dynamic=False), low, x.float().cuda())
+    names = ["o", "dx", *(name for name, _ in mixer.named_parameters())]
+    for name, fast, slow, true in zip(names, compiled, plain, exact, strict=True):
+        assert_as_accurate(name, fast.cpu(), slow.cpu(), true)

@@ -1,5 +1,7 @@
 """Attention to chosen blocks of keys against its definition in float64; tiles that no query has chosen are left out."""
 
+import shutil
+
 import pytest
 import torch
 
@@ -74,6 +76,23 @@ def test_tiles_of_the_kernel_are_those_that_a_query_has_chosen():
     mask = flex_kernels.block_mask(1, 512, None, None, torch.device("cpu"), found, lambda b, h, t, s: t == s)
     assert mask.to_dense().nonzero().tolist() == found.nonzero().tolist()
     assert mask.full_kv_num_blocks.sum() == 0  # every tile asks
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="the compiler of code for a CPU")
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # the compiler's own
+def test_a_choice_made_by_scatter_in_compiled_code_is_read():
+    """One tile, as FlexAttention lists several wrongly on a CPU."""
+    *heads, chosen, blocks = (x.detach() for x in inputs(128, 32, K=16, dtype=torch.float32))
+    places = chosen.int().argsort(dim=-1, descending=True, stable=True)
+
+    def attend(q, k, v, places, exists, blocks):
+        chosen = torch.zeros_like(exists).scatter(-1, places, exists)
+        return flex_kernels.attention(q, k, v, chosen, blocks, 0.25, None)
+
+    torch.compiler.reset()
+    with torch.no_grad():
+        found = torch.compile(attend, fullgraph=True)(*heads, places, chosen.gather(-1, places), blocks)
+    torch.testing.assert_close(found, reference.attention(*heads, chosen, blocks, 0.25))
 
 
 @pytest.mark.parametrize(

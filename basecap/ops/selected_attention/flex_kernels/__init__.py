@@ -5,6 +5,7 @@ from torch import Tensor
 
 from basecap.ops.attention import flex_kernels
 from basecap.ops.attention.flex_kernels import BLOCK, block_mask
+from basecap.ops.operators import operator
 
 RUNS, BACKEND = "FlexAttention", None
 
@@ -14,6 +15,19 @@ def supports(q_BTHK: Tensor, v_BTGV: Tensor) -> str | None:
     if q_BTHK.dtype == torch.float32:
         return "FlexAttention adds a key's float32 gradients in one chain, which rounds too often"
     return flex_kernels.supports(q_BTHK, v_BTGV, False, False)
+
+
+# Inductor reads what a mask refers to as it was first filled, without what scatter wrote to it since. The result of a
+# custom operator is read as it is.
+@operator("basecap::copy_choice")
+def copy_choice(chosen_BTCM: Tensor) -> Tensor:
+    """Return a copy, for a mask to refer to in compiled code."""
+    return chosen_BTCM.clone(memory_format=torch.contiguous_format)
+
+
+@copy_choice.register_fake
+def _(chosen_BTCM: Tensor) -> Tensor:
+    return torch.empty_like(chosen_BTCM, memory_format=torch.contiguous_format)
 
 
 def attention(
@@ -27,10 +41,10 @@ def attention(
 ) -> Tensor:
     """Return [B, T, H, V]; memory O(T). Tiles of keys that no query of a tile has chosen are never touched."""
     B, T, H, _ = q_BTHK.shape
-    each = H // chosen_BTCM.shape[2]
+    each, chosen = H // chosen_BTCM.shape[2], copy_choice(chosen_BTCM)
 
     def is_chosen(b, h, t, s):
-        return chosen_BTCM[b, t, h // each, blocks_BT[b, s]]
+        return chosen[b, t, h // each, blocks_BT[b, s]]
 
     with torch.no_grad():
         mask = block_mask(B, T, None, segments, q_BTHK.device, tiles(chosen_BTCM, blocks_BT, each), is_chosen)
