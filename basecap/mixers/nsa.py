@@ -66,7 +66,8 @@ def means(x_BTGK: Tensor, blocks: Blocks, block: int) -> Tensor:
     if blocks.number_BM is None:
         whole = wide.shape[1] // block
         return wide[:, : whole * block].unflatten(1, (whole, block)).mean(2)
-    return torch.einsum("bmt,btgk->bmgk", members(blocks, block).to(wide.dtype), wide)
+    with without_autocast(wide.device):
+        return torch.einsum("bmt,btgk->bmgk", members(blocks, block).to(wide.dtype), wide)
 
 
 def read_means(q_BTHK: Tensor, k_BMGK: Tensor, reads_BTM: Tensor) -> Tensor:

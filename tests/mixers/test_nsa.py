@@ -126,6 +126,15 @@ def test_parameters_are_those_of_attention_and_the_gates():
     assert ours - attention_alone == 12 * 768 * 3 * 12
 
 
+def test_means_are_as_wide_under_autocast_with_documents_as_without():
+    x = draw(2, 32, 1, 16).bfloat16()
+    segments = torch.tensor([[0] * 9 + [1] * 23, [0] * 32])
+    with torch.autocast("cpu", torch.bfloat16):
+        found = means(x, cut(x[:, :, 0], segments, 4), 4)
+    expected = means(x.float(), cut(x[:, :, 0], segments, 4), 4)
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
+
+
 def test_more_blocks_than_there_are_is_refused():
     with pytest.raises(
         ConfigError,
