@@ -1,5 +1,6 @@
 """What the jobs of a study share within one process, and how the failure of a job is reported."""
 
+import gc
 import logging
 import re
 import traceback
@@ -24,8 +25,12 @@ logger = logging.getLogger("basecap.study")
 #: Why a job failed whose worker was killed.
 KILLED = "its process was killed, possibly out of memory; free memory and run the same command again"
 
-#: Words of errors when memory is full: on a GPU in an allocation or in a kernel, on a CPU, and in Python.
-NO_MEMORY = ("out of memory", "DefaultCPUAllocator", "MemoryError")
+#: What the message of a trial says whose step found too little memory.
+NO_ROOM = "do not fit into the memory"
+
+#: Words of errors when memory is full: on a GPU in an allocation, in a kernel or in a library of NVIDIA; on a CPU, in
+#: Python, and of trials.
+NO_MEMORY = ("out of memory", "ALLOC_FAILED", "DefaultCPUAllocator", "MemoryError", NO_ROOM)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,6 +112,13 @@ class Runtime:
     def run_records(self, run: RunSpec) -> RunRecords:
         """Return the records of a run; touches no file."""
         return self.records.run(run.name, run.seed, run.rate)
+
+
+def free_memory(device: torch.device) -> None:
+    """Free what an ended job left on a GPU: models in reference cycles, and what PyTorch caches for this process."""
+    if device.type == "cuda":
+        gc.collect()
+        torch.cuda.empty_cache()
 
 
 def lacks_memory(message: str) -> bool:

@@ -10,6 +10,7 @@ import torch
 from basecap.models.language_model import LanguageModel
 from basecap.plan.estimate import matrix_rate
 from basecap.plan.runs import RunSpec, costs
+from basecap.run.jobs import free_memory
 from basecap.run.trial import training_step
 from basecap.testing.subject import undisturbed
 from basecap.train.distributed import Processes
@@ -63,7 +64,7 @@ def measure(run: RunSpec, device: torch.device) -> Footprint:
             memory += memory - kept
         del model, optimiser
         rate = matrix_rate(device)
-    torch.cuda.empty_cache()
+    free_memory(device)
     work = cost.flops / cost.steps * run.train.forward_batch(1) / run.train.batch
     total = torch.cuda.get_device_properties(device).total_memory
     return Footprint(memory=memory, share=work / seconds / rate, total=total)

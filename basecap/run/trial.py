@@ -20,10 +20,12 @@ from basecap.plan.runs import RunSpec
 from basecap.records import RunInfo, StudyRecords
 from basecap.run import threads
 from basecap.run.jobs import (
+    NO_ROOM,
     JobFailure,
     Runtime,
     Trial,
     describe_failure,
+    free_memory,
     lacks_memory,
     report_failure,
     varying_operation,
@@ -169,8 +171,7 @@ def try_run(run: RunSpec, runtime: Runtime) -> Trial:
                 failure = replace(failure, message=_memory_message(run, placement))
     if failure is not None:
         gc.collect()  # its traceback kept the model alive in a reference cycle
-    if placement.device.type == "cuda":
-        torch.cuda.empty_cache()
+    free_memory(placement.device)
     return replace(trial, failure=failure)
 
 
@@ -240,7 +241,7 @@ def _inputs(run: RunSpec, placement: DevicePlacement) -> tuple[Tensor, Tensor]:
 def _memory_message(run: RunSpec, placement: DevicePlacement) -> str:
     rows = run.train.forward_batch(placement.processes.world)
     return (
-        f"{rows} sequences of {run.length} tokens do not fit into the memory of {placement.device}"
+        f"{rows} sequences of {run.length} tokens {NO_ROOM} of {placement.device}"
         f"{_held_elsewhere(placement.device)}; lower train.micro_batch or set train.checkpointing=true."
     )
 

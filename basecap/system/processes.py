@@ -65,14 +65,21 @@ class WorkerPool(Generic[S]):
                 process.terminate()
         self._pools.close()
 
-    def run(self, job: Callable[[T], R], items: Sequence[T]) -> Iterator[tuple[T, "Future[R]"]]:
+    def run(
+        self,
+        job: Callable[[T], R],
+        items: Sequence[T],
+        crowded: Callable[[T, "Future[R]"], bool] = lambda item, future: False,
+    ) -> Iterator[tuple[T, "Future[R]"]]:
         """Yield each item with the finished future of `job(item)`, in the order in which jobs end.
 
         Args:
             job: a function at the top level of a module.
             items: sent to the workers; a free worker takes the next one.
+            crowded: whether a job that ran beside others failed as they left it too little. It is done again after the
+                waiting items, when one of the others has ended; if that is crowded, too, it is done a last time, alone.
         """
-        for number, future in self._run(job, items, tries=1):
+        for number, future in self._run(job, items, tries=1, crowded=lambda n, future: crowded(items[n], future)):
             yield items[number], future
 
     def run_in_order(self, job: Callable[[T], R], items: Sequence[T]) -> Iterator["Future[R]"]:
@@ -82,28 +89,46 @@ class WorkerPool(Generic[S]):
         """
         finished: dict[int, Future[R]] = {}
         following = 0
-        for number, future in self._run(job, items, tries=2):
+        for number, future in self._run(job, items, tries=2, crowded=lambda number, future: False):
             finished[number] = future
             while following in finished:
                 yield finished.pop(following)
                 following += 1
 
-    def _run(self, job: Callable[[T], R], items: Sequence[T], tries: int) -> Iterator[tuple[int, "Future[R]"]]:
+    def _run(
+        self,
+        job: Callable[[T], R],
+        items: Sequence[T],
+        tries: int,
+        crowded: Callable[[int, "Future[R]"], bool],
+    ) -> Iterator[tuple[int, "Future[R]"]]:
         waiting, left = deque(range(len(items))), [tries] * len(items)
+        beside = [self.most - 1] * len(items)  # how many other jobs may run when an item starts
         running: dict[Future[R], tuple[int, _Worker]] = {}
+        met: set[int] = set()  # items whose job ran beside others
         while waiting or running:
-            while waiting and self._free and len(running) < self.most:
-                number, worker = waiting.popleft(), self._free.popleft()
+            while self._free and len(running) < self.most:
+                number = next((n for n in waiting if len(running) <= beside[n]), None)
+                if number is None:
+                    break
+                waiting.remove(number)
+                worker = self._free.popleft()
                 running[worker.take(job, items[number])] = number, worker
+                if len(running) > 1:
+                    met.update(n for n, _ in running.values())
             for future in wait(running, return_when=FIRST_COMPLETED).done:
                 number, worker = running.pop(future)
                 self._free.appendleft(worker)  # before those that have not started
-                left[number] -= 1
                 killed = isinstance(future.exception(), WorkerKilled)
                 if killed:
                     worker.await_end()
-                if killed and left[number]:
+                if killed and left[number] > 1:
+                    left[number] -= 1
                     waiting.appendleft(number)
+                elif number in met and crowded(number, future):
+                    beside[number] = max(0, len(running) - 1) if beside[number] == self.most - 1 else 0
+                    met.discard(number)
+                    waiting.append(number)
                 else:
                     yield number, future
 

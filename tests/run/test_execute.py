@@ -105,7 +105,8 @@ def test_running_again_does_nothing_and_only_adds(study_file, tmp_path):
 def test_a_killed_process_costs_its_own_run_alone(study, tmp_path, quick_workers):
     """Killed in a trial step, which costs an architecture its runs, or while it trains, which costs the run.
 
-    What lacks memory, or may have, trains again when the others have ended: "crowded" succeeds then, "killed" does not.
+    What lacks memory beside others, or may have, starts again when they have ended, a trial step as well as a run:
+    "crowded" succeeds then, "killed" and "early" do not.
     """
     plugin, path, out = tmp_path / "killed.py", tmp_path / "tiny.yaml", tmp_path / "out"
     fatal = PLUGIN.replace("x * torch.nan", "os.kill(os.getpid(), 9)")  # as the system does when memory is short
@@ -115,45 +116,47 @@ def test_a_killed_process_costs_its_own_run_alone(study, tmp_path, quick_workers
     killed = killed.replace("self.calls += 1", "self.calls += self.training")  # once in the trial
     early = fatal.replace('"breaks"', '"early"').replace("self.calls >= 3", "WORKS")
     crowded = PLUGIN.replace('"breaks"', '"crowded"').replace(
-        "x * torch.nan if", "lack() if WORKS and self.training and first() and"
+        "x * torch.nan if self.calls >= 3 else x", "lack(self) or x"
     )
-    full = tmp_path / "full"
+    full, tried = tmp_path / "full", tmp_path / "tried"
     head = f"""
 import multiprocessing, os
 from pathlib import Path
-WORKS, FULL = multiprocessing.parent_process() is not None, Path({str(full)!r})
+WORKS, FULL, TRIED = multiprocessing.parent_process() is not None, Path({str(full)!r}), Path({str(tried)!r})
 
-def first():
-    return not FULL.exists()
-
-def lack():
-    FULL.touch()
-    raise MemoryError("no room")
+def lack(mixer):
+    here = FULL if mixer.calls >= 3 else TRIED
+    if WORKS and mixer.training and not here.exists():
+        here.touch()
+        raise MemoryError("no room")
 """
     plugin.write_text(head + killed + early + crowded)
-    names = ["transformer++", "early", "killed", "crowded"]
-    path.write_text(yaml.safe_dump(study | {"architectures": names, "evals": ["domain-loss"]}))
+    names = ["crowded", "transformer++", "early", "killed"]
+    changes = {"architectures": names, "reference": "transformer++", "evals": ["domain-loss"]}
+    path.write_text(yaml.safe_dump(study | changes))
     load_plugin(plugin)
     config, said = load_study(str(path)), []
     only = select(config, [])
     infos = execute(config, out, only=only, on=Resources(device="cpu", per_device=2), plugins=[plugin], log=said.append)
-    statuses = [("early", "failed"), ("transformer++", "finished"), ("killed", "failed"), ("crowded", "finished")]
+    statuses = [("early", "failed"), ("crowded", "finished"), ("transformer++", "finished"), ("killed", "failed")]
     assert full.exists() and [(info.name, info.status) for info in infos] == statuses
     recorded = {found.info().name: found.info() for found in StudyRecords(out).runs()}
     assert recorded == {info.name: info for info in infos}
-    assert said[0].startswith("killed fails ") and said[1].startswith("crowded fails ")  # they lack decoding
-    assert said[3].startswith("Training continues with transformer++, killed, crowded; ")
-    again = f"killed (seed 0) failed: {recorded['killed'].message}"
-    assert [said[2], *said[4:]] == [
+    lacking, killing = "found too little memory", "was killed, possibly out of memory,"
+    again = "beside others; it starts again when one of them has ended."
+    trials = [f"crowded: its trial step {lacking} {again}", f"early: its trial step {killing} {again}"]
+    assert sorted(said[:2]) == trials
+    assert said[2].startswith("crowded fails ") and said[3].startswith("killed fails ")  # they lack decoding
+    assert said[5].startswith("Training continues with crowded, transformer++, killed; ")
+    assert [said[4], *sorted(said[6:8]), *said[8:]] == [
         f"early failed before training: {recorded['early'].message}",
-        again,
-        "killed (seed 0): continues alone on its device.",
-        again,
-        "crowded (seed 0): continues alone on its device.",
+        f"crowded (seed 0) {lacking} {again}",
+        f"killed (seed 0) {killing} {again}",
+        f"killed (seed 0) failed: {recorded['killed'].message}",
     ]
     assert all("was killed, possibly out of memory" in recorded[name].message for name in ("early", "killed"))
     # The second try resumes from step 2 and is killed two steps later.
-    assert [len(losses(out)[name]) for name, _ in statuses] == [0, 10, 4, 10]
+    assert [len(losses(out)[name]) for name, _ in statuses] == [0, 10, 10, 4]
 
 
 def mover(tmp_path: Path, name: str, head: str, call: str) -> tuple[Path, Path, Path]:

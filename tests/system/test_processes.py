@@ -6,8 +6,10 @@ import random
 import signal
 import threading
 import time
+from concurrent.futures import Future
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -41,6 +43,36 @@ def test_a_pool_that_is_narrowed_starts_no_more_workers():
         pool.most = 1
         found = [future.result() for _, future in pool.run(jobs.report, [1, 2, 3])]
     assert [starts for _, starts, _ in found] == [["a"]] * 3 and len({process for *_, process in found}) == 1
+
+
+def test_a_crowded_job_is_done_again_beside_fewer_and_at_last_alone(monkeypatch: pytest.MonkeyPatch):
+    """Items are the others that a job bears; of the running jobs the first ends, with the others that still run."""
+    starts: list[tuple[str, int]] = []
+    live: list[Future] = []
+
+    class Worker:
+        def __init__(self, start: bytes, pools: object):
+            pass
+
+        def take(self, job: object, item: str) -> Future:
+            starts.append((item, len(live)))
+            live.append(Future())
+            return live[-1]
+
+    def wait(running: dict, return_when: str) -> SimpleNamespace:
+        ended = live.pop(0)
+        ended.set_result(len(live))
+        return SimpleNamespace(done=[ended])
+
+    monkeypatch.setattr("basecap.system.processes._Worker", Worker)
+    monkeypatch.setattr("basecap.system.processes.wait", wait)
+    bears = {"any": 9, "none": 0, "some": 9, "two": 2, "more": 9, "hopeless": -1}
+    with WorkerPool(jobs.begin, [*"abcd"]) as pool:
+        running = pool.run(jobs.report, [*bears], lambda item, future: future.result() > bears[item])
+        ended = [(item, future.result()) for item, future in running]
+    first = [("any", 0), ("none", 1), ("some", 2), ("two", 3), ("more", 3), ("hopeless", 3)]
+    assert starts == [*first, ("none", 2), ("hopeless", 0)]
+    assert ended == [("any", 3), ("some", 3), ("two", 2), ("more", 2), ("none", 0), ("hopeless", 0)]
 
 
 def test_an_error_or_a_kill_costs_one_job():

@@ -1,7 +1,5 @@
 """The jobs of a process that another one started: `begin` is called once, then any number of jobs."""
 
-import torch
-
 from basecap.errors import Interrupted, LostDirectory
 from basecap.plan.runs import RunSpec, plan_evaluations
 from basecap.plan.workloads import material_of
@@ -9,7 +7,7 @@ from basecap.plugins import load_plugin
 from basecap.records import RunInfo, StudyRecords
 from basecap.run import sharing
 from basecap.run.evaluation_job import StoredPoint, evaluate_point
-from basecap.run.jobs import Execution, JobFailure, Runtime, Trial
+from basecap.run.jobs import Execution, JobFailure, Runtime, Trial, free_memory
 from basecap.run.sharing import Footprint
 from basecap.run.training_job import train_run
 from basecap.run.trial import try_run
@@ -72,7 +70,7 @@ def train(run: RunSpec) -> RunInfo | None:
     except (Interrupted, LostDirectory) as stopped:
         write_line(str(stopped))
         raise
-    _free_cache()
+    free_memory(_runtime[0].device)
     return info
 
 
@@ -80,9 +78,5 @@ def evaluate(point: StoredPoint) -> dict[str, JobFailure]:
     """Evaluate the stored weights of a point; return the evaluations that failed."""
     with deferred(), immediate():  # what is recorded stays
         failures = evaluate_point(point, _runtime[0])
-    _free_cache()
+    free_memory(_runtime[0].device)
     return failures
-
-
-def _free_cache() -> None:
-    torch.cuda.empty_cache()  # other processes on the same GPU cannot use what this one caches

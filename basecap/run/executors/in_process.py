@@ -6,7 +6,7 @@ from basecap.plan.runs import RunSpec
 from basecap.records import RunInfo
 from basecap.run.evaluation_job import StoredPoint, evaluate_point
 from basecap.run.executors._contract import Executor, executor
-from basecap.run.jobs import Execution, JobFailure, Runtime, Trial
+from basecap.run.jobs import Execution, JobFailure, Runtime, Trial, free_memory
 from basecap.run.shared_work import train_shared
 from basecap.run.training_job import train_run
 from basecap.run.trial import try_run
@@ -37,6 +37,7 @@ class InProcessExecutor(Executor):
         for run in runs:
             with deferred():  # a signal waits for a checkpoint, or for the record that the run is finished
                 info = train_run(run, self.runtime)
+            free_memory(self.runtime.device)
             yield run, info
 
     def evaluate(

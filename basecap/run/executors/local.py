@@ -1,6 +1,7 @@
 """Executor `local`: jobs run in processes side by side on this machine, or in this process where one runs at a time."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import cached_property
@@ -35,8 +36,9 @@ def local(execution: Execution, runtime: Runtime, devices: Sequence[str]) -> Exe
 class LocalExecutor(Executor):
     """Does jobs in processes of this machine, one per device, which live until the context is left.
 
-    A killed process fails its own job only, which is recorded and logged; another process replaces it. A context that
-    is left because of a signal passes it on to the processes and waits for them to write their checkpoints.
+    A killed process fails its own job only, which is recorded and logged; another process replaces it. A trial or run
+    that lacks memory beside others on its device starts again when one of them has ended, and at last alone. A context
+    that is left because of a signal passes it on to the processes and waits for them to write their checkpoints.
 
     On a GPU a process uses one thread of the CPU, as more only wait for each other, and processes that share a GPU do
     so through CUDA's Multi-Process Service where that can be started.
@@ -49,7 +51,6 @@ class LocalExecutor(Executor):
         self.log = runtime.log
         self.devices = devices
         self.gpus = len({device for device in devices if device != "cpu"})
-        self.crowded = len(set(devices)) < len(devices)
         self._held = ExitStack()
         self._chosen = execution.on.per_device != "auto"
 
@@ -68,7 +69,7 @@ class LocalExecutor(Executor):
             self.execution,
             threads=1 if self.gpus else max(1, torch.get_num_threads() // len(self.devices)),
             compilers=max(1, usable_cores() // len(self.devices)),
-            service=self._held.enter_context(mps.service(self.log)) if self.gpus and self.crowded else None,
+            service=self._held.enter_context(mps.service(self.log)) if 0 < self.gpus < len(self.devices) else None,
             compiled=Path(self._held.enter_context(TemporaryDirectory(prefix="basecap-compiled-"))),
         )
         pool = WorkerPool(_worker.begin, [replace(shared, device=device) for device in self.devices])
@@ -89,40 +90,44 @@ class LocalExecutor(Executor):
 
     def attempt(self, runs: Sequence[RunSpec]) -> Iterator[tuple[RunSpec, Trial]]:
         """Try runs, see `basecap.run.trial`."""
-        for run, future in self.pool.run(_worker.attempt, runs):
-            try:
-                yield run, future.result()
-            except WorkerKilled:
-                yield run, Trial(failure=JobFailure(message=f"{KILLED}."))
+        for run, future in self.pool.run(_worker.attempt, runs, self._crowded_trial):
+            yield run, _trial(future)
+
+    def _crowded_trial(self, run: RunSpec, future: "Future[Trial]") -> bool:
+        failure = _trial(future).failure
+        return failure is not None and self._crowded(f"{run.architecture}: its trial step", failure.message)
 
     def train(self, runs: Sequence[RunSpec]) -> list[RunInfo]:
-        """Return each run's info; raises Interrupted when a signal came, after each process wrote a checkpoint.
-
-        A run that found no memory beside others continues after them, alone.
-        """
+        """Return each run's info; raises Interrupted when a signal came, after each process wrote a checkpoint."""
         held = {run.label: self.runtime.run_records(run).info() for run in runs}
         infos = {label: info for label, info in held.items() if info is not None and info.finished}
         waiting = [run for run in runs if run.label not in infos]
         if waiting and not self._chosen:
             self._choose(waiting)
-        infos |= self._train(waiting)
-        for run in waiting if self.crowded else ():
-            if infos[run.label].status == "failed" and lacks_memory(infos[run.label].message):
-                self.log(f"{run.label}: continues alone on its device.")
-                infos |= self._train([run])
+        found = train_shared(waiting, self._train, self.runtime)
+        infos |= {run.label: info for run, info in zip(waiting, found, strict=True)}
         return [infos[run.label] for run in runs]
 
-    def _train(self, runs: Sequence[RunSpec]) -> dict[str, RunInfo]:
-        """Return each run's info by its label."""
-        found = train_shared(runs, self._train_once, self.runtime)
-        return {run.label: info for run, info in zip(runs, found, strict=True)}
-
-    def _train_once(self, runs: Sequence[RunSpec]) -> Iterator[tuple[RunSpec, RunInfo | None]]:
-        for run, future in self.pool.run(_worker.train, runs):
+    def _train(self, runs: Sequence[RunSpec]) -> Iterator[tuple[RunSpec, RunInfo | None]]:
+        for run, future in self.pool.run(_worker.train, runs, self._crowded_run):
             try:
                 yield run, future.result()
             except WorkerKilled:
                 yield run, record_killed(run, self.runtime, KILLED)
+
+    def _crowded_run(self, run: RunSpec, future: "Future[RunInfo | None]") -> bool:
+        if isinstance(future.exception(), WorkerKilled):
+            return self._crowded(run.label, KILLED)
+        info = None if future.exception() else future.result()
+        return info is not None and info.status == "failed" and self._crowded(run.label, info.message)
+
+    def _crowded(self, what: str, message: str) -> bool:
+        """Whether a job that ran beside others lacked memory on a device that they share; log that it starts again."""
+        found = self.pool.most > self.gpus and lacks_memory(message)
+        if found:
+            why = "was killed, possibly out of memory," if KILLED in message else "found too little memory"
+            self.log(f"{what} {why} beside others; it starts again when one of them has ended.")
+        return found
 
     def evaluate(
         self, points: Sequence[StoredPoint], show: Callable[[str], None]
@@ -133,6 +138,13 @@ class LocalExecutor(Executor):
                 yield point, future.result()
             except WorkerKilled:
                 yield point, dict.fromkeys(point.evaluations, JobFailure(message=f"{KILLED}."))
+
+
+def _trial(future: "Future[Trial]") -> Trial:
+    try:
+        return future.result()
+    except WorkerKilled:
+        return Trial(failure=JobFailure(message=f"{KILLED}."))
 
 
 def record_killed(run: RunSpec, runtime: Runtime, why: str) -> RunInfo | None:
