@@ -14,7 +14,7 @@ from basecap.mixers._contract import Cache, Mixer, MixerConfig, Variant, choose_
 from basecap.mixers._parts import parted, rms_norm
 from basecap.mixers._recipes import LayerSpec, ParameterRecipe, constant, uniform
 from basecap.mixers._state_space import REPOSITORY, step_size, step_size_bias
-from basecap.ops import Influence, exact_dtype, running_sums
+from basecap.ops import Influence, exact_dtype, recomputed, running_sums
 from basecap.ops.ssd import influence, ssd_mimo
 
 #: Epsilon of the norms of B and C.
@@ -30,8 +30,9 @@ class Flow:
 
     Attributes:
         x: [B, T, H, V] values.
-        q: [B, T, R, H, K] C after norm, bias and rotation, of each of R reads.
-        k: [B, T, R, H, K] B likewise, of each of R writes.
+        q: [B, T, R, K] C as projected, of each of R reads; see `Mamba3._rotated`.
+        k: [B, T, R, K] B likewise, of each of R writes.
+        angles: [B, T, H, angles] by which q and k are rotated, in float32 or wider.
         log_decay: [B, T, H], in float32 or wider.
         now: [B, T, H] strength with which a token is written at its own step, lambda dt.
         later: [B, T, H] strength with which the token before is written again, (1 - lambda) dt.
@@ -40,6 +41,7 @@ class Flow:
     x: Tensor
     q: Tensor
     k: Tensor
+    angles: Tensor
     log_decay: Tensor
     now: Tensor
     later: Tensor
@@ -156,23 +158,27 @@ class Mamba3(Mixer):
         phases = running_sums(turns.to(exact_dtype(turns.device)), 1) + (
             0.0 if start_BHA is None else start_BHA[:, None]
         )
-        cos, sin = ((phases % math.tau).to(dt.dtype).cos(), (phases % math.tau).to(dt.dtype).sin())
-
-        def per_head(raw_BTX: Tensor, gain: Tensor, bias: Tensor) -> Tensor:
-            raw = raw_BTX.unflatten(-1, (self.config.rank, -1))
-            wide = rms_norm(raw.to(dt.dtype), EPS) * gain.to(dt.dtype)
-            bias_RHK = bias.to(dt.dtype).view(self.heads, self.config.rank, -1).transpose(0, 1)
-            return _rotate(wide[:, :, :, None] + bias_RHK, cos[:, :, None], sin[:, :, None]).to(raw.dtype)
-
         flow = Flow(
             x=x.unflatten(-1, (self.heads, self.head_dim)),
-            q=per_head(q, self.C_gain, self.C_bias),
-            k=per_head(k, self.B_gain, self.B_bias),
+            q=q.unflatten(-1, (self.config.rank, -1)),
+            k=k.unflatten(-1, (self.config.rank, -1)),
+            angles=(phases % math.tau).to(dt.dtype),
             log_decay=-self._rate(raw_rate.to(dt.dtype)) * dt,
             now=share * dt,
             later=(1 - share) * dt,
         )
         return gate, flow, phases
+
+    def _rotated(self, flow: Flow) -> tuple[Tensor, Tensor]:
+        """Return q and k of each head after norm, bias and rotation [B, T, R, H, K]."""
+        cos, sin = flow.angles.cos()[:, :, None], flow.angles.sin()[:, :, None]
+
+        def per_head(raw: Tensor, gain: Tensor, bias: Tensor) -> Tensor:
+            wide = rms_norm(raw.to(cos.dtype), EPS) * gain.to(cos.dtype)
+            bias_RHK = bias.to(cos.dtype).view(self.heads, self.config.rank, -1).transpose(0, 1)
+            return _rotate(wide[:, :, :, None] + bias_RHK, cos, sin).to(raw.dtype)
+
+        return per_head(flow.q, self.C_gain, self.C_bias), per_head(flow.k, self.B_gain, self.B_bias)
 
     def _entering(self, x_BTHV: Tensor) -> Tensor:
         """Return the values of every write [B, T, R, H, V]."""
@@ -185,20 +191,18 @@ class Mamba3(Mixer):
 
         A token is written twice, at its own step and, decayed, at the next one. Both are one write for later tokens.
         """
-        v, state = self._entering(flow.x), None
+        (q, k), v, state = self._rotated(flow), self._entering(flow.x), None
         if cache is not None:
             state = cache.tensors["state"]
             if self.config.trapezoid:  # the last token's second write
                 last_BRHV = (self._entering(cache.tensors["x"][:, None]) * flow.later[:, :1, None, :, None])[:, 0]
                 added = cache.tensors["k"].to(state.dtype)[..., None] * last_BRHV.to(state.dtype)[..., None, :]
                 state = state + added.sum(1)
-        o, state = ssd_mimo(
-            flow.q, flow.k, v, flow.log_decay, (flow.now, flow.kept), state_BHKV=state, segments=segments
-        )
+        o, state = ssd_mimo(q, k, v, flow.log_decay, (flow.now, flow.kept), state_BHKV=state, segments=segments)
         if cache is not None:
             cache.tensors["state"].copy_(state)
             if self.config.trapezoid:
-                cache.tensors["k"].copy_(flow.k[:, -1])
+                cache.tensors["k"].copy_(k[:, -1])
                 cache.tensors["x"].copy_(flow.x[:, -1])
         return o
 
@@ -214,7 +218,9 @@ class Mamba3(Mixer):
     def forward(self, x_BTD: Tensor, segments: Tensor | None = None) -> Tensor:
         """Mix; see `Mixer.forward`."""
         gate, flow, _ = self._flow(x_BTD)
-        return self._finish(self._scan(flow, None, segments), flow, gate)
+        # What a head reads and writes is made of little: with a rank of 4 queries and keys are 64 times as large.
+        o = recomputed(lambda: self._scan(flow, None, segments), x_BTD.device)
+        return self._finish(o, flow, gate)
 
     def init_cache(self, batch: int, max_length: int) -> Cache:
         """The state [B, H, K, V], the phases in float64, the last token's B and x; constant in `max_length`."""
@@ -247,13 +253,14 @@ class Mamba3(Mixer):
         has its own C and B: sums over reads and writes with the channel's weights mimo_o and mimo_x.
         """
         _, flow, _ = self._flow(x_BTD)
-        (B, T, _, H, _), V = flow.q.shape, self.head_dim if self.config.rank > 1 else 1
+        rotated, (B, T, H) = self._rotated(flow), flow.log_decay.shape
+        V = self.head_dim if self.config.rank > 1 else 1
         own = torch.eye(T, dtype=torch.bool, device=x_BTD.device)
 
         def factors(parts: slice) -> Tensor:
             channels = torch.arange(H * V, device=x_BTD.device)[parts]
             heads = channels // V
-            q, k = (self._summed(x, weights, channels) for x, weights in ((flow.q, self.mimo_o), (flow.k, self.mimo_x)))
+            q, k = (self._summed(*part, channels) for part in zip(rotated, (self.mimo_o, self.mimo_x), strict=True))
             found = influence(q, k, flow.log_decay[:, :, heads]).whole()
             now, kept = (x[:, :, heads].mT[..., None, :] for x in (flow.now, flow.kept))
             return found * torch.where(own, now, kept)

@@ -32,7 +32,7 @@ run.json call it:
 
 Beside the ops are parts that several of them share: `_recurrence` (ops with a state), `_selection` (Top-1),
 `_dispatch`, `_shapes` (checks of arguments), `_transforms` (derivatives that are refused), `_influence`, `_sums`,
-`_saved` (activation checkpointing), `operators` (functions as PyTorch operators), `_replay`, `_launch`,
+`_saved` (what is recomputed), `operators` (functions as PyTorch operators), `_replay`, `_launch`,
 `kernels_shared`, and `known_bad`: releases that are wrong on some GPUs.
 """
 
@@ -45,7 +45,7 @@ from basecap.ops._dispatch import (
     without_numba,
 )
 from basecap.ops._influence import Influence
-from basecap.ops._saved import keep_choice, keep_products
+from basecap.ops._saved import keep_choice, keep_products, recomputed
 from basecap.ops._shapes import check_devices, check_segments
 from basecap.ops._sums import exact_device, exact_dtype, running_sums
 from basecap.ops.top1_chunk import (
@@ -68,6 +68,7 @@ __all__ = [
     "exact_dtype",
     "keep_choice",
     "keep_products",
+    "recomputed",
     "recorded",
     "running_sums",
     "top1_chunk",

@@ -1,11 +1,16 @@
-"""Results that activation checkpointing keeps: those that are small and expensive to recompute."""
+"""What is recomputed in the backward pass, and what activation checkpointing keeps: small and expensive results."""
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
-from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+Result = TypeVar("Result")
+
+#: Kinds of devices on which `recomputed` recomputes: where memory is short, and what is not a product is quick.
+RECOMPUTED = ("cuda",)
 
 _SAVED: set[Callable[..., Any]] = set()
 
@@ -42,3 +47,19 @@ def _policy_of_products(ctx, op, *args, **kwargs) -> CheckpointPolicy:
 
 #: The same, but results of matrix products and of attention are kept too.
 keep_products = partial(create_selective_checkpoint_contexts, _policy_of_products)
+
+
+def recomputed(function: Callable[[], Result], device: torch.device) -> Result:
+    """Return function(); on a GPU the backward pass computes again what it needs of it, instead of keeping that.
+
+    For functions without random numbers that make large tensors of small ones by little work. An op at their end that
+    keeps its inputs alone runs again in uncompiled code only.
+
+    Args:
+        function: a function of the tensors that it closes over.
+        device: the device of these.
+    """
+    if device.type not in RECOMPUTED or not torch.is_grad_enabled():
+        return function()
+    found: Result = checkpoint(function, use_reentrant=False, preserve_rng_state=False)
+    return found

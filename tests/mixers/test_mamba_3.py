@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from basecap.errors import ConfigError
 from basecap.mixers import LayerSpec
@@ -13,6 +14,7 @@ from basecap.mixers.mamba_2 import Mamba2
 from basecap.mixers.mamba_3 import Mamba3
 from basecap.models.config import model_config
 from basecap.models.language_model import LanguageModel
+from basecap.ops import _saved, keep_choice
 from tests.mixers._built import draw, moved
 
 
@@ -108,8 +110,9 @@ def test_a_rank_that_neither_enters_nor_leaves_is_none():
 def test_phases_of_a_long_text_keep_their_digits():
     mixer, T = build().float(), 4000
     u = inputs(T).float()
-    exact = build()._flow(u.double())[1].q
-    assert (mixer._flow(u)[1].q - exact).abs().max() < 2e-3
+    wide = build()
+    exact = wide._rotated(wide._flow(u.double())[1])[0]
+    assert (mixer._rotated(mixer._flow(u)[1])[0] - exact).abs().max() < 2e-3
 
 
 def test_sizes_that_cannot_be_are_refused():
@@ -133,3 +136,26 @@ def test_published_size():
     assert sum(p.numel() for p in mimo.blocks[0].mixer.parameters()) == plain + further
     # The narrower SwiGLU gives back what the further B and C take.
     assert mimo.parameters_count() - model.parameters_count() == 12 * (further - 768**2)
+
+
+@pytest.mark.parametrize("rank", [1, 3])
+@pytest.mark.parametrize("how", ["as it is", "checkpointed", "compiled"])
+def test_on_a_gpu_neither_queries_nor_keys_of_heads_are_kept(rank: int, how: str, monkeypatch: pytest.MonkeyPatch):
+    """Backward makes them again, with the same bits, also inside of activation checkpointing and compiled code."""
+    monkeypatch.setattr(_saved, "RECOMPUTED", ("cpu",))
+    mixer, u = build(rank=rank), inputs().requires_grad_()
+    leaves, kept = [u, *mixer.parameters()], list[Tensor]()
+    run = {
+        "as it is": mixer,
+        "checkpointed": lambda x: checkpoint(mixer, x, use_reentrant=False, context_fn=keep_choice),
+        "compiled": torch.compile(mixer, backend="aot_eager", fullgraph=True),
+    }[how]
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x):
+        found = run(u)
+    assert not any(x.shape[2:] == (rank, 2, 8) for x in kept)
+    grads = torch.autograd.grad(found.sin().sum(), leaves)
+    monkeypatch.setattr(_saved, "RECOMPUTED", ())
+    expected = mixer(u)
+    truth = torch.autograd.grad(expected.sin().sum(), leaves)
+    for one, other in zip((found, *grads), (expected, *truth), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)

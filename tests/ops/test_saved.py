@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from basecap.ops import keep_choice, keep_products, top1_chunk, top1_element
+from basecap.ops import _saved, keep_choice, keep_products, recomputed, top1_chunk, top1_element
 from basecap.ops.top1_chunk import eager as chunk_eager
 from basecap.ops.top1_element import eager as element_eager
 
@@ -42,3 +42,34 @@ def test_a_compiled_layer_that_is_recomputed_keeps_its_choice(monkeypatch):
     plain = torch.autograd.grad(top1_chunk(*leaves, backend="eager").sin(), leaves, do)
     for x, y in zip(found, plain, strict=True):
         torch.testing.assert_close(x, y)
+
+
+def test_what_is_recomputed_on_a_gpu_is_not_kept(monkeypatch):
+    x, w = (
+        torch.randn(2, 3, 4, dtype=torch.float64).requires_grad_(),
+        torch.randn(50, 1, 1, 1).double().requires_grad_(),
+    )
+    kept, calls = [], []
+
+    def function() -> Tensor:
+        calls.append(1)
+        return (w * x).exp().sum(0).sin()
+
+    def run() -> tuple[Tensor, ...]:
+        kept.clear()
+        with torch.autograd.graph.saved_tensors_hooks(lambda y: kept.append(y.numel()) or y, lambda y: y):
+            y = recomputed(function, x.device)
+        return y.detach(), *torch.autograd.grad(y.sum(), (x, w))
+
+    plain, elements = run(), sum(kept)
+    assert len(calls) == 1
+    assert elements > 50 * x.numel()
+    monkeypatch.setattr(_saved, "RECOMPUTED", ("cpu",))
+    found = run()
+    assert not kept
+    assert len(calls) == 3
+    for one, other in zip(found, plain, strict=True):
+        assert torch.equal(one, other)
+    with torch.no_grad():
+        recomputed(function, x.device)
+    assert len(calls) == 4
