@@ -22,3 +22,12 @@ def three_tf32() -> str:
 def dense(x: Tensor) -> Tensor:
     """Return x, or a copy of it, with stride 1 in the last dimension."""
     return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def first_tokens(segments: Tensor | None) -> Tensor | None:
+    """Return the first token of each token's segment, int32 [B, T], as numbers do not decrease; None without any."""
+    if segments is None:
+        return None
+    # PyTorch searches no truth values.
+    ids = (segments.to(torch.uint8) if segments.dtype == torch.bool else segments).contiguous()
+    return torch.searchsorted(ids, ids, out_int32=True)

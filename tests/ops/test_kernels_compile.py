@@ -29,6 +29,7 @@ from basecap.ops.short_convolution import short_convolution
 from basecap.ops.ssd import ssd
 from basecap.ops.taylor_attention import taylor_attention
 from basecap.ops.taylor_attention.triton_kernels import operators as taylor_operators
+from basecap.ops.token_choice import choose_by_index, choose_by_mass, index_divergence
 from basecap.ops.top1_element import operators as element_operators
 from basecap.ops.wkv4 import wkv4
 from basecap.ops.wkv6 import wkv6
@@ -134,6 +135,14 @@ def launch_taylor_attention(dtype: torch.dtype) -> None:
     K, V = (16, 64) if dtype == torch.bfloat16 else (8, 16)
     q, k, v = (leaf(1, 2 * taylor_operators.CHUNK, 1, width, dtype=dtype) for width in (K, K, V))
     taylor_attention(q, k, v).sum().backward()
+
+
+def launch_token_choice(dtype: torch.dtype) -> None:
+    K, segments = (64, True) if dtype == torch.bfloat16 else (16, False)
+    index = leaf(B, T, H, K, dtype=dtype), leaf(B, T, K, dtype=dtype), leaf(B, T, H, dtype=dtype)
+    q, k, ids = leaf(B, T, H, K, dtype=dtype), leaf(B, T, 1, K, dtype=dtype), packed(index[0]) if segments else None
+    chosen = choose_by_index(*index, 64, segments=ids) & choose_by_mass(q, k, 64, segments=ids)
+    index_divergence(*index, q, k, chosen_BTT=chosen if segments else None, segments=ids).backward()
 
 
 def launch_top1_chunk(dtype: torch.dtype) -> None:

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from basecap.ops._dispatch import Backend
 from basecap.ops._selection.draws import with_exact_scores
-from basecap.ops.cases import B, Case, Draw, H, K
+from basecap.ops.cases import B, Case, Draw, H, K, by_backend
 from basecap.ops.token_choice import FAMILIES, choose_by_index, index_divergence, reference
 
 FUNCTIONS = ("choose_by_index", "choose_by_mass", "divergence")
@@ -21,9 +21,9 @@ def _inputs(draw: Draw, T: int) -> dict[str, Tensor]:
 
 
 def _loss(index_q: Tensor, index_k: Tensor, weights: Tensor, *, chosen: bool, backend: Backend) -> Tensor:
-    """Return the loss of the indexer whose queries and keys are those of attention, too."""
+    """Return the loss of an indexer whose queries, and keys but for their sign, are those of attention, too."""
     index = index_q, index_k, weights
-    keys = index_k.unsqueeze(2) if isinstance(index_k, Tensor) else index_k
+    keys = -index_k.unsqueeze(2) if isinstance(index_k, Tensor) else index_k
     read = choose_by_index(*index, TOP, backend=backend) if chosen else None
     return index_divergence(*index, index_q, keys, chosen_BTT=read, backend=backend)
 
@@ -32,16 +32,11 @@ def _definition(index_q: Tensor, index_k: Tensor, weights: Tensor, *, chosen: bo
     index, seen = (index_q, index_k, weights), reference.seen(index_k)
     if chosen:
         seen = reference.chosen(reference.index_scores(*index), seen, TOP)
-    return reference.divergence(*index, index_q, index_k[:, :, None], seen)
+    return reference.divergence(*index, index_q, -index_k[:, :, None], seen)
 
 
 def _case(chosen: bool) -> Case:
-    return Case(
-        plain=partial(_loss, chosen=chosen, backend="auto"),
-        definition=partial(_definition, chosen=chosen),
-        inputs=_inputs,
-        families=FAMILIES,
-    )
+    return by_backend(partial(_loss, chosen=chosen), partial(_definition, chosen=chosen), _inputs, FAMILIES)
 
 
 CASES = {"indexer's loss": _case(False), "indexer's loss, chosen tokens": _case(True)}

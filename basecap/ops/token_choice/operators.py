@@ -8,10 +8,10 @@ from torch import Tensor
 from basecap.ops._dispatch import families, functions_of, without_autocast
 from basecap.ops._transforms import refuse_create_graph
 from basecap.ops.operators import operator
-from basecap.ops.token_choice import eager
+from basecap.ops.token_choice import eager, triton_kernels
 
 #: The fastest first.
-FAMILIES = families(eager)
+FAMILIES = families(triton_kernels, eager)
 
 
 @operator("basecap::choose_by_index")

@@ -8,7 +8,7 @@ import torch
 import triton
 from torch import Tensor
 
-from basecap.ops._launch import block_of, dense
+from basecap.ops._launch import block_of, dense, first_tokens
 from basecap.ops._replay import replayed
 from basecap.ops.forgetting_attention.triton_kernels import kernels, kernels_backward, operators
 from basecap.ops.known_bad import PIPELINES, known_bad_on
@@ -65,12 +65,7 @@ class _Plan:
 
 
 def _plan(q: Tensor, k: Tensor, v: Tensor, segments: Tensor | None, scale: float) -> _Plan:
-    starts = None
-    if segments is not None:
-        # The first token with the same number, as numbers do not decrease; PyTorch searches no truth values.
-        ids = (segments.to(torch.uint8) if segments.dtype == torch.bool else segments).contiguous()
-        starts = torch.searchsorted(ids, ids, out_int32=True)
-    return _Plan(dense(q), dense(k), dense(v), starts, scale)
+    return _Plan(dense(q), dense(k), dense(v), first_tokens(segments), scale)
 
 
 @replayed
