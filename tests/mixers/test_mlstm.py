@@ -13,6 +13,7 @@ from basecap.mixers.mlstm import MLSTM, GatedInputs, read
 from basecap.models.config import model_config
 from basecap.models.language_model import LanguageModel
 from tests.mixers._built import draw, moved
+from tests.mixers._parity import assert_compiled_is_as_accurate
 
 
 def build() -> MLSTM:
@@ -138,3 +139,11 @@ def test_published_size():
     mixer = model.blocks[0].mixer
     assert (mixer.heads, mixer.key_dim, mixer.value_dim) == (4, 96, 192)
     assert sum(p.numel() for p in mixer.parameters()) == 4 * 768**2 + 2 * 4 * (768 + 1) + 768
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # the compiler's own, as is the next
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")
+def test_compiled_on_a_gpu():
+    """Few long sums of gates: Inductor splits such scans."""
+    assert_compiled_is_as_accurate(moved(MLSTM(MLSTM.Config(heads=4), LayerSpec(hidden=64)), 0.05), length=2048)

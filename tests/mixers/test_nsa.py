@@ -1,8 +1,6 @@
 """Native Sparse Attention: the published equations in float64, parity with fla's naive code, decoding state, sizes."""
 
-import copy
 import sys
-from collections.abc import Callable
 from types import ModuleType
 
 import pytest
@@ -16,10 +14,9 @@ from basecap.models.config import model_config
 from basecap.models.language_model import outline
 from basecap.ops.attention import attention
 from basecap.ops.selected_attention import selected_attention
-from basecap.testing.tolerance import assert_as_accurate
 from tests.fla_naive import naive
 from tests.mixers._built import built, draw
-from tests.mixers._parity import assert_equals_paper
+from tests.mixers._parity import assert_compiled_is_as_accurate, assert_equals_paper
 
 #: Query heads, key heads, tokens per block, blocks read, window.
 H, G, BLOCK, TOP, WINDOW = 6, 3, 4, 4, 5
@@ -152,20 +149,4 @@ def test_more_blocks_than_there_are_is_refused():
 @pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")
 def test_compiled_on_a_gpu():
     """Every query reads all blocks of its past, so that rounding changes no choice."""
-    torch.compiler.reset()
-    mixer = built("nsa", 128, 0.05, heads=2, block=32, top=8, window=128)
-    low = copy.deepcopy(mixer).float().cuda()
-    x, do = draw(2, 256, 128), draw(2, 256, 128, seed=1)
-
-    def run(forward: Callable[..., Tensor], of: NSA, x: Tensor) -> list[Tensor]:
-        x = x.requires_grad_()
-        o = forward(x)
-        return [o, *torch.autograd.grad(o, [x, *of.parameters()], do.to(o.dtype).to(o.device))]
-
-    exact = run(mixer, mixer, x.clone())
-    with torch.autocast("cuda", torch.bfloat16):
-        plain = run(low, low, x.float().cuda())
-        compiled = run(torch.compile(low, dynamic=False), low, x.float().cuda())
-    names = ["o", "dx", *(name for name, _ in mixer.named_parameters())]
-    for name, fast, slow, true in zip(names, compiled, plain, exact, strict=True):
-        assert_as_accurate(name, fast.cpu(), slow.cpu(), true)
+    assert_compiled_is_as_accurate(built("nsa", 128, 0.05, heads=2, block=32, top=8, window=128), length=256)

@@ -1,11 +1,16 @@
 """Running sums in pairs, which a GPU adds in a fixed order: as exact as PyTorch's own, with the same gradient."""
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
+from functorch.compile import make_boxed_func
+from torch._dynamo.backends.common import aot_autograd
+from torch.library import opcheck
 
 from basecap.ops import _sums, running_sums
-from basecap.ops._sums import sums_in_pairs
+from basecap.ops._sums import sums_in_pairs, uncompiled_sums
 
 
 def numbers(*shape: int, dtype: torch.dtype) -> torch.Tensor:
@@ -41,6 +46,30 @@ def test_a_gpu_adds_in_pairs_where_the_same_bits_are_asked_for(monkeypatch: pyte
     assert torch.equal(running_sums(x, 0), in_order)
     monkeypatch.setattr(torch.Tensor, "is_cuda", True)
     assert torch.equal(running_sums(x, 0), in_pairs)
+
+
+@pytest.mark.parametrize("dim", [0, 1, -1])
+def test_compiled_code_calls_an_operator_with_the_same_bits(dim: int):
+    """Inductor generates no scan, which it could fuse with what it cannot."""
+    x, weights = numbers(3, 37, 2, dtype=torch.float64).requires_grad_(), numbers(3, 37, 2, dtype=torch.float64) + 2
+    called: list[str] = []
+
+    def note(graph: torch.fx.GraphModule, given: list) -> Callable:
+        called.extend(str(node.target) for node in graph.graph.nodes if "sum" in str(node.target))
+        return make_boxed_func(graph.forward)
+
+    def results(sums: Callable[[torch.Tensor, int], torch.Tensor]) -> list[torch.Tensor]:
+        o = sums(x, dim)
+        return [o, *torch.autograd.grad(o, x, weights)]
+
+    torch.compiler.reset()
+    compiled = results(torch.compile(running_sums, backend=aot_autograd(fw_compiler=note), fullgraph=True))
+    assert called == ["basecap.running_sums.default"] * 2
+    assert all(map(torch.equal, compiled, results(torch.cumsum)))
+
+
+def test_the_operator_of_compiled_code():
+    opcheck(uncompiled_sums.definition, (numbers(2, 5, 3, dtype=torch.float64).requires_grad_(), 1))
 
 
 @pytest.mark.gpu
