@@ -282,9 +282,9 @@ def mixer(
     """
 
     def register(cls: type[Mixer]) -> type[Mixer]:
-        if not (isinstance(cls, type) and issubclass(cls, Mixer)):
-            raise ConfigError(f"mixer {name!r} is not a subclass of basecap.mixers.Mixer; derive it from that class.")
         where = f"mixer {name!r} ({source_location(cls)})"
+        if not (isinstance(cls, type) and issubclass(cls, Mixer)):
+            raise ConfigError(f"{where} is not a subclass of basecap.mixers.Mixer; derive it from that class.")
         texts = {"name": name, "backbone": backbone, "paper": paper, "summary": summary, "source": source}
         for key, given in texts.items():
             if not isinstance(given, str):

@@ -18,7 +18,7 @@ from basecap.mixers import ARCHITECTURES, LayerSpec, Mixer, build_mixer, generat
 from basecap.models.language_model import LanguageModel
 from basecap.models.mixer_inputs import visit_mixers
 from basecap.names import split_backbone
-from basecap.ops import without_numba
+from basecap.ops import without_kernels
 from basecap.records.audits import Audit
 
 #: Seed of parameters, inputs and draws.
@@ -115,11 +115,13 @@ def audit(mixer: Mixer, inputs_NTD: Tensor, layer: str) -> Audit:
         ConfigError: the mixer has no influence, and takes values of other layers or cannot be derived twice.
     """
     try:
-        with without_numba(), torch.no_grad():
+        with without_kernels(), torch.no_grad():  # they have no second derivatives
             return _audit(mixer, inputs_NTD, layer)
-    except RuntimeError as error:  # the code of a plugin, or an op without a second derivative
-        remedy = "define `influence`" if type(mixer).influence is Mixer.influence else "fix `influence`"
-        raise ConfigError(f"{layer} cannot be audited: {describe_error(error)}; {remedy}.") from error
+    except (ConfigError, RuntimeError) as error:  # the code of a plugin, or an op without a second derivative
+        why = str(error) if isinstance(error, ConfigError) else f"{describe_error(error)}."
+        if type(mixer).influence is Mixer.influence:
+            raise ConfigError(f"{layer} cannot be audited unless its mixer defines `influence`: {why}") from error
+        raise ConfigError(f"{layer} cannot be audited; fix its `influence`: {why}") from error
 
 
 def _audit(mixer: Mixer, inputs_NTD: Tensor, layer: str) -> Audit:
@@ -216,9 +218,7 @@ def _weights(mixer: Mixer, x_NTD: Tensor, differentiable: bool = False) -> Tenso
 def _jacobian(mixer: Mixer, x_NTD: Tensor, differentiable: bool) -> Tensor:
     """Return the norm of d(u y_t)/d x_s of the last output t for HEADS directions u, [N, HEADS, T], 0 at s = t."""
     if mixer.takes_shared:
-        raise ConfigError(
-            f"{type(mixer).__name__} takes values of other layers and has no influence; define `influence`."
-        )
+        raise ConfigError("it takes values of other layers.")
     directions = torch.randn(HEADS, x_NTD.shape[2], generator=generator_for(SEED, "directions")).to(x_NTD)
     with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):  # PyTorch's fast attention cannot be derived twice
         x = x_NTD if x_NTD.requires_grad else x_NTD.detach().requires_grad_()

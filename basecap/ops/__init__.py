@@ -42,6 +42,7 @@ from basecap.ops._dispatch import (
     recorded,
     unsupported_by_triton,
     without_autocast,
+    without_kernels,
     without_numba,
 )
 from basecap.ops._influence import Influence
@@ -83,5 +84,6 @@ __all__ = [
     "top1_element_weights",
     "unsupported_by_triton",
     "without_autocast",
+    "without_kernels",
     "without_numba",
 ]

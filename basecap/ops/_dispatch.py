@@ -34,8 +34,8 @@ logger = logging.getLogger("basecap.ops")
 #: For each op, what has run since this dict was last cleared, and why nothing faster did.
 IMPLEMENTATIONS: dict[str, str] = {}
 
-#: Backends that "auto" does not choose now, see `without_numba`.
-_left_out: list[Backend] = []
+#: Backends that "auto" does not choose now, see `without_kernels`; None: families that no `backend` selects.
+_left_out: list[tuple[Backend | None, ...]] = []
 
 #: Separates the entries of an op that ran in several ways, for example in training and in decoding.
 ALSO = " | "
@@ -144,10 +144,19 @@ def _unsupported(device: torch.device, dtype: torch.dtype, shared: int) -> str |
     return None
 
 
-@contextmanager
-def without_numba() -> Iterator[None]:
+def without_numba() -> AbstractContextManager[None]:
     """Run no kernels for the CPU in this block, which take seconds to compile, except where the caller forces them."""
-    _left_out.append("numba")
+    return _without("numba")
+
+
+def without_kernels() -> AbstractContextManager[None]:
+    """Run plain PyTorch alone in this block, except where the caller forces something else."""
+    return _without("numba", "triton", None)
+
+
+@contextmanager
+def _without(*backends: Backend | None) -> Iterator[None]:
+    _left_out.append(backends)
     try:
         yield
     finally:
@@ -219,7 +228,9 @@ def choose(
     x: Tensor = given[0]
     refused: dict[str, str] = {}
     for name, family in families.items():
-        if backend not in ("auto", family.BACKEND) or (backend == "auto" and family.BACKEND in _left_out):
+        if backend not in ("auto", family.BACKEND):
+            continue
+        if backend == "auto" and any(family.BACKEND in backends for backends in _left_out):
             continue
         # Triton's interpreter takes tensors of the CPU, but only if it is asked to.
         avoided = backend == "auto" and family.BACKEND == "triton"

@@ -1,11 +1,13 @@
 """The audit is calibrated by layers whose answers are known."""
 
 import pytest
+import torch
 
 from basecap.errors import ConfigError
-from basecap.mixers import Mixer
+from basecap.mixers import Mixer, ShortConvolution
 from basecap.mixers.attention import Attention
 from basecap.models.audit import audits_of
+from basecap.ops.wkv4 import wkv4
 from basecap.records.audits import Audit
 from tests.testing._running_mean import RunningMean
 
@@ -22,6 +24,28 @@ class Unknown(Attention):
     """Attention that says nothing of its factors."""
 
     influence = Mixer.influence
+
+
+class Convolved(Unknown):
+    """The same, behind a short convolution."""
+
+    def __init__(self, config, layer):
+        super().__init__(config, layer)
+        self.conv = ShortConvolution(layer.hidden)
+
+    def recipe(self):
+        return {**super().recipe(), **{f"conv.{name}": each for name, each in self.conv.recipe().items()}}
+
+    def forward(self, x_BTD, segments=None):
+        return super().forward(self.conv(x_BTD, segments), segments)
+
+
+class Once(Unknown):
+    """The same, behind an op without second derivatives."""
+
+    def forward(self, x_BTD, segments=None):
+        ones = torch.ones(x_BTD.shape[-1])
+        return super().forward(wkv4(x_BTD, x_BTD, ones, ones)[0], segments)
 
 
 class Sharing(Unknown):
@@ -62,14 +86,16 @@ def test_linear_attention_without_decay_cannot_select():
 
 
 def test_a_mixer_without_influence_is_judged_by_its_jacobian(register):
-    attention, mean = audits_of(register(Unknown, RunningMean), length=LENGTH)
-    assert attention.weights == mean.weights == "jacobian"
+    attention, convolved, mean = audits_of(register(Unknown, Convolved, RunningMean), length=LENGTH)
+    assert attention.weights == convolved.weights == mean.weights == "jacobian"
     assert attention.visibility == 1 and min(attention.relation, attention.selection) > 0.8
     assert (mean.visibility, mean.relation) == (1, 0) and mean.selection == pytest.approx(1 / (LENGTH - 1), rel=1e-3)
 
 
 def test_a_mixer_that_cannot_be_audited(register):
-    with pytest.raises(ConfigError, match="takes values of other layers and has no influence; define `influence`"):
+    with pytest.raises(ConfigError, match="unless its mixer defines `influence`: it takes values of other layers"):
         audits_of(register(Sharing), length=LENGTH)
-    with pytest.raises(ConfigError, match=r"Broken cannot be audited: .*shapes.*; fix `influence`"):
+    with pytest.raises(ConfigError, match="Once cannot be audited unless .*: wkv4 has no second derivatives"):
+        audits_of(register(Once), length=LENGTH)
+    with pytest.raises(ConfigError, match=r"Broken cannot be audited; fix its `influence`: .*shapes"):
         audits_of(register(Broken), length=LENGTH)

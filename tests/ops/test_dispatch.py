@@ -71,6 +71,8 @@ def test_a_backend_takes_only_its_own_families():
     with recorded() as ran:
         assert choose("some op", "eager", families, on_gpu()) == "P"
         assert choose("some op", "auto", families, on_gpu()) == "L"
+    with _dispatch.without_kernels():
+        assert choose("some op", "auto", families, on_gpu()) == "P"
     assert ran == {"some op": "a library: no Gluon kernels because old"}
     for backend, message in (
         ("triton", "some op cannot run its Gluon kernels: old; use backend='auto' or 'eager'"),

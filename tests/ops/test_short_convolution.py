@@ -54,6 +54,12 @@ def test_eager_equals_the_definition(sizes: tuple[int, int, int, int], activatio
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
 
 
+def test_eager_has_second_derivatives():
+    tensors = inputs(2, 5, 3, 4)
+    convolve = functools.partial(short_convolution, activation="silu", segments=packed(2, 5))
+    assert torch.autograd.gradgradcheck(convolve, tensors)
+
+
 def test_nothing_reaches_across_segments_or_back_in_time():
     x, weight, bias = inputs(1, 9, 3, 4)
     segments = torch.tensor([[0, 0, 0, 0, 5, 5, 5, 5, 5]])

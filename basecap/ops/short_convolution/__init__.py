@@ -31,8 +31,8 @@ def short_convolution(
     Sums are formed in float32 or wider. Any width is allowed; the kernels take widths up to 8, and read an x that is a
     slice of a wider tensor in place as long as its channels lie next to each other.
 
-    It supports first-order derivatives by torch.autograd; transforms of torch.func (grad, vjp, jvp, vmap), forward mode
-    and second derivatives raise an error.
+    It supports derivatives by torch.autograd, second ones only in plain PyTorch; transforms of torch.func (grad, vjp,
+    jvp, vmap) and forward mode raise an error, and so do second derivatives of the kernels.
 
     Args:
         x_BTD: inputs.

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from basecap.ops._dispatch import EAGER
-from basecap.ops._transforms import refuse_all_transforms, refuse_batched_gradients, refuse_create_graph
+from basecap.ops._transforms import refuse_all_transforms, refuse_batched_gradients
 
 RUNS, BACKEND = EAGER, "eager"
 
@@ -69,7 +69,6 @@ class _Taps(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dy_BTD: Tensor) -> tuple[Tensor, Tensor, Tensor | None, None]:
         """Return the gradients of x, the taps and the bias."""
-        refuse_create_graph("short_convolution")
         refuse_batched_gradients("short_convolution", dy_BTD)
         x_BTD, taps_WD, segments = ctx.saved_tensors
         T, W = x_BTD.shape[1], taps_WD.shape[0]
