@@ -95,7 +95,7 @@ def test_a_mixer_without_influence_is_judged_by_its_jacobian(register):
 def test_a_mixer_that_cannot_be_audited(register):
     with pytest.raises(ConfigError, match="unless its mixer defines `influence`: it takes values of other layers"):
         audits_of(register(Sharing), length=LENGTH)
-    with pytest.raises(ConfigError, match="Once cannot be audited unless .*: wkv4 has no second derivatives"):
+    with pytest.raises(ConfigError, match=r"Once cannot be audited unless .*: wkv4 has no second derivatives"):
         audits_of(register(Once), length=LENGTH)
     with pytest.raises(ConfigError, match=r"Broken cannot be audited; fix its `influence`: .*shapes"):
         audits_of(register(Broken), length=LENGTH)
