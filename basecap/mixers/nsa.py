@@ -89,7 +89,7 @@ def choose(weights_BTGM: Tensor, own_BT: Tensor, top: int) -> tuple[Tensor, Tens
     m = torch.arange(weights_BTGM.shape[3], device=own_BT.device)
     own = own_BT[:, :, None, None]
     forced = (m == own) | (m == own - 1) | (m == 0)
-    scores = weights_BTGM.masked_fill(forced, 2.0).masked_fill(m > own, -1.0)
+    scores = weights_BTGM.masked_fill(forced, float("inf")).masked_fill(m > own, -1.0)
     best = scores.sort(dim=-1, descending=True, stable=True).indices[..., :top]
     return best, best <= own
 

@@ -95,6 +95,13 @@ def test_chooses_and_mixes_as_fla_does(reference):
     )
 
 
+def test_the_first_block_the_own_and_the_one_before_are_read_whatever_the_others_weigh():
+    weights, own = torch.zeros(1, 1, 1, 10), torch.tensor([[9]])
+    weights[..., 4] = 4.0  # the sum of four heads that share a choice
+    best, exists = choose(weights, own, 3)
+    assert best.sort().values.tolist() == [[[[0, 8, 9]]]] and exists.all()
+
+
 def test_the_selected_branch_alone_with_all_blocks_is_attention():
     mixer, x = build(top=10), draw(2, 40, 12)
     with torch.no_grad():
