@@ -8,6 +8,7 @@ from basecap.mixers._contract import mixer
 from basecap.mixers._recipes import LayerSpec, ParameterRecipe, constant, uniform
 from basecap.mixers._rwkv import REPOSITORY, LowRank, depth_ratios, mixing_share, prefixed
 from basecap.mixers._rwkv_heads import GatedTimeMix, HeadedConfig, Shifted, decay_speed
+from basecap.ops import recomputed
 
 #: Inputs computed by the token shift, in the order of the stacked parameters.
 FED = ("w", "k", "v", "r", "g")
@@ -51,8 +52,12 @@ class RWKV6(GatedTimeMix):
         """Mix each token with the previous one by shares that depend on both."""
         low = torch.tanh((x_BTD + delta_BTD * self.share_x) @ self.mix_down).unflatten(-1, (len(FED), -1))
         learned = torch.stack([self.share_w, self.share_k, self.share_v, self.share_r, self.share_g])
-        shares_BTFD = learned + torch.einsum("btfr,frd->btfd", low, self.mix_up)
-        w, k, v, r, g = (x_BTD + delta_BTD * share for share in shares_BTFD.unbind(2))
+
+        def mixed() -> tuple[Tensor, ...]:
+            shares_BTFD = learned + torch.einsum("btfr,frd->btfd", low, self.mix_up)
+            return tuple(x_BTD + delta_BTD * share for share in shares_BTFD.unbind(2))
+
+        w, k, v, r, g = recomputed(mixed, x_BTD.device)
         speed = self.decay(w)
         log_decay = -speed.to(torch.promote_types(speed.dtype, torch.float32)).exp()
         return Shifted(g=g, r=r, k=k, v=v, log_decay=self.split(log_decay))

@@ -1,9 +1,11 @@
 """RWKV-6 against its formulas written anew, its identity with RWKV-5."""
 
+import pytest
 import torch
 from torch import Tensor
 
 from basecap.mixers import Mixer
+from basecap.ops import _saved
 from tests.mixers._rwkv import build, draw, fresh, normalised, outputs_and_gradients, previous
 
 
@@ -34,7 +36,9 @@ def formula(m: Mixer, x_BTD: Tensor) -> Tensor:
     return (g * torch.sigmoid(g) * o) @ m.output.weight.T
 
 
-def test_formula():
+@pytest.mark.parametrize("recomputed", [(), ("cpu",)])
+def test_formula(recomputed: tuple[str, ...], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(_saved, "RECOMPUTED", recomputed)
     module, x = build("rwkv-6", heads=2, mix_rank=3, decay_rank=5), draw(1, 2, 9, 32)
     wanted = list(module.parameters())
     actual = outputs_and_gradients(module, x, wanted)
