@@ -14,6 +14,11 @@ def distinct_names() -> list[str]:
     return sorted(found.values())
 
 
+def distinct_models() -> list[str]:
+    """Return the names of `distinct_names`, and a model with Canon layers and one with an embedding of n-grams."""
+    return [*distinct_names(), "gated-deltanet canon", "transformer++ ngram"]
+
+
 def _without_sizes(architecture: Architecture) -> object:
     """Return what makes the architecture, without options that are one positive integer instead of another."""
     layers = []

@@ -15,7 +15,7 @@ from basecap.mixers import ARCHITECTURES
 from basecap.models.config import model_config
 from basecap.models.generate import generate
 from basecap.models.language_model import LanguageModel
-from tests._architectures import distinct_names
+from tests._architectures import distinct_models
 
 VOCAB, END = 50, 0
 LENGTHS = (3, 9, 6)
@@ -53,7 +53,7 @@ def padded(rows: list[Tensor], side: str) -> tuple[Tensor, Tensor]:
     return tokens, mask
 
 
-@pytest.mark.parametrize("name", [*distinct_names(), "gated-deltanet canon", "transformer++ ngram"])
+@pytest.mark.parametrize("name", distinct_models())
 @torch.no_grad()
 def test_a_loaded_model_is_the_saved_one_whatever_pads_its_rows(name: str, tmp_path: Path):
     ours, loaded = exported(name, tmp_path)

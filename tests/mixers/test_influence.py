@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from basecap.mixers import ARCHITECTURES, LayerSpec, Mixer, initialise
+from tests._architectures import distinct_names
 
 HALF = torch.bfloat16
 OPTIONS = {
@@ -32,7 +33,7 @@ def build(name: str) -> Mixer:
 
 
 @pytest.mark.parametrize("mixed_precision", [True, False], ids=["autocast", "half"])
-@pytest.mark.parametrize("name", ARCHITECTURES.names())
+@pytest.mark.parametrize("name", distinct_names())
 @torch.no_grad()
 def test_influence_in_half_precision(name: str, mixed_precision: bool):
     mixer, x = build(name), torch.randn(2, 100, 64, generator=torch.Generator().manual_seed(0))

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from basecap.mixers import ARCHITECTURES
 from basecap.models.config import LayerConfig, model_config
 from basecap.models.language_model import LanguageModel
+from tests._architectures import distinct_models
 
 VOCAB = 61
 #: Of a length of some chunks, and on the grid of none.
@@ -45,7 +45,7 @@ def gradients(model: LanguageModel, loss: Tensor) -> dict[str, Tensor]:
     return dict(zip(parameters, found, strict=True))
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES.names())
+@pytest.mark.parametrize("name", distinct_models())
 def test_any_length_is_read_like_the_start_of_a_longer_text(name: str):
     model, tokens = small(name), draw(2, LENGTH)
     logits = model.logits(tokens)
@@ -56,7 +56,7 @@ def test_any_length_is_read_like_the_start_of_a_longer_text(name: str):
     assert all(grad.isfinite().all() for grad in gradients(model, loss).values())
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES.names())
+@pytest.mark.parametrize("name", distinct_models())
 def test_padding_teaches_nothing(name: str):
     model, tokens = small(name), draw(2, LENGTH)
     segments, targets = torch.zeros_like(tokens), tokens.roll(-1, dims=1)
@@ -74,7 +74,7 @@ def test_padding_teaches_nothing(name: str):
     assert all((grad == 0).all() for grad in gradients(model, nothing).values())
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES.names())
+@pytest.mark.parametrize("name", distinct_models())
 def test_an_empty_batch_stays_empty(name: str):
     model, nobody = small(name), draw(0, 5)
     assert model.logits(nobody).shape == model.logits(nobody, nobody).shape == (0, 5, VOCAB)

@@ -15,6 +15,7 @@ from basecap.testing.fresh_process import FreshProcess, NotRunError, StoredModel
 from basecap.testing.trained_model import find_leaks, find_leaks_untrained
 from basecap.train.checkpoint import save_weights
 from tests.evals._context import LENGTH, make_context
+from tests.forks import Answering
 
 #: Targets of the pass that runs now, for a mixer that reads them.
 SEEN: list[Tensor] = []
@@ -199,7 +200,9 @@ class Outside(ForwardOnly):
     ("weight", "words"),
     [("1.0", "carries state outside the model: in a new process, with the same weights"), ("0.0", "")],
 )
-def test_state_outside_the_model_is_found_in_a_new_process(weight, words, context, tmp_path):
+def test_state_outside_the_model_is_found_in_a_new_process(weight, words, context, tmp_path, monkeypatch):
+    if words:  # a fork has not read the plugin either, and starts at once
+        monkeypatch.setattr(FreshProcess, "__init__", lambda self: setattr(self, "_process", Answering()))
     name = f"outside {weight}"
     path = tmp_path / f"outside_{weight[0]}.py"
     path.write_text(OUTSIDE.replace("NAME", name).replace("WEIGHT", weight))
