@@ -1,7 +1,8 @@
 """Scores of all pairs of some queries with the tokens before them, and the choice of the largest, in Triton.
 
 Scores are of `Q` queries from token `first` on, of rows from `row` on: float32 [rows, Q, T], written in tiles. Tiles
-that no query sees are not written, and what is not seen is nothing that any kernel counts on. Tensors are contiguous.
+that no query sees are not written, and no kernel reads numbers of tokens that its query does not see. Tensors are
+contiguous. `row` differs from launch to launch, and no kernel is compiled anew for it.
 """
 
 import triton
@@ -37,7 +38,7 @@ def pairs(p, i, at, Q, T, o_r, o_s):
     return p + (i * Q + at) * T + o_r[:, None] * T + o_s[None, :]
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["row"])
 def index_fwd_kernel(
     p_q, p_k, p_weights, p_scores, T, row, first, Q,
     X: tl.constexpr, K: tl.constexpr, BQ: tl.constexpr, BS: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr,
@@ -60,7 +61,7 @@ def index_fwd_kernel(
     tl.store(pairs(p_scores, i, i_t * BQ, Q, T, o_r, o_s), b_scores, mask=m_pair)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["row"])
 def norm_fwd_kernel(
     p_q, p_k, p_starts, p_chosen, p_norm, T, N, row, first, Q, scale2,
     H: tl.constexpr, GROUP: tl.constexpr, K: tl.constexpr, BQ: tl.constexpr, BS: tl.constexpr, BK: tl.constexpr,
@@ -94,7 +95,7 @@ def norm_fwd_kernel(
     tl.store(p_norm + N, tl.div_rn(1.0, tl.where(m_t, b_sum, 1.0)), mask=m_t)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["row"])
 def mass_fwd_kernel(
     p_q, p_k, p_starts, p_chosen, p_norm, p_mass, T, N, row, first, Q, scale2,
     H: tl.constexpr, GROUP: tl.constexpr, K: tl.constexpr, BQ: tl.constexpr, BS: tl.constexpr, BK: tl.constexpr,
@@ -131,7 +132,7 @@ def whole_rows(p_starts, o_t, o_s, i_b, T, end, PACKED: tl.constexpr):
     return seen
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["row"])
 def choose_fwd_kernel(
     p_scores, p_starts, p_chosen, T, row, first, Q, top, BQ: tl.constexpr, BT: tl.constexpr, PACKED: tl.constexpr
 ):  # fmt: skip

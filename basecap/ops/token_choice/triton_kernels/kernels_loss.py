@@ -11,7 +11,7 @@ from basecap.ops.kernels_shared import add_product
 from basecap.ops.token_choice.triton_kernels.kernels import pairs, rows, whole_rows
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["row"])
 def divergence_fwd_kernel(
     p_scores, p_mass, p_starts, p_chosen, p_loss, T, row, first, Q, BQ: tl.constexpr, BT: tl.constexpr,
     PACKED: tl.constexpr, CHOSEN: tl.constexpr, LEARN: tl.constexpr,
@@ -39,7 +39,7 @@ def divergence_fwd_kernel(
         tl.store(p_score, tl.exp(b_logarithms) - b_mass, mask=earlier)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["row"])
 def queries_bwd_kernel(
     p_q, p_k, p_weights, p_dscores, p_dq, p_dweights, T, row, first, Q,
     X: tl.constexpr, K: tl.constexpr, BQ: tl.constexpr, BS: tl.constexpr, BK: tl.constexpr,
@@ -70,7 +70,7 @@ def queries_bwd_kernel(
     tl.store(p_dq + p_head[:, None] * K + o_k[None, :], b_weight[:, None] * b_dq, mask=m_q)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["row"])
 def keys_bwd_kernel(
     p_q, p_k, p_weights, p_dscores, p_dk, T, row, first, Q,
     X: tl.constexpr, K: tl.constexpr, BQ: tl.constexpr, BS: tl.constexpr, BK: tl.constexpr,
