@@ -303,7 +303,7 @@ def mixer(
                 name=key,
                 layers=(LayerChoice(mixer=cls, options=variant.options),),
                 backbone=variant.backbone or backbone,
-                summary=variant.summary or f"{name} with {_words(variant.options)}",
+                summary=variant.summary or f"{name} with {_words(variant)}",
                 paper=variant.paper or paper,
                 source=variant.source,
                 differences=variant.differences,
@@ -395,5 +395,6 @@ def choose_heads(hidden: int, heads: int | None, head_dim: int = 64) -> int:
     return count
 
 
-def _words(options: Mapping[str, Any]) -> str:
-    return ", ".join(f"{key} = {value}" for key, value in options.items()) or "another backbone"
+def _words(variant: Variant) -> str:
+    own = {**{key: value for key in ("canon", "ngram") if (value := getattr(variant, key))}, **variant.options}
+    return ", ".join(f"{key} = {value}" for key, value in own.items()) or "another backbone"

@@ -77,8 +77,12 @@ class ModelConfig(BaseModel):
 
     @property
     def ngram(self) -> int:
-        """Tokens of the n-grams that are embedded beside each token, 0 for none."""
-        return max(ARCHITECTURES.get(layer.use).ngram for layer in self.layers)
+        """Tokens of the n-grams that are embedded beside each token, 0 for none; ConfigError where layers disagree."""
+        orders = {n: layer.use for layer in self.layers if (n := ARCHITECTURES.get(layer.use).ngram)}
+        if len(orders) > 1:
+            asked = " and ".join(f"{n} ({use})" for n, use in sorted(orders.items()))
+            raise ConfigError(f"a model has n-grams of one length, and its layers ask for {asked} tokens; use one.")
+        return next(iter(orders), 0)
 
     def _canon(self, layer: LayerConfig) -> str:
         """Return the places of Canon layers in a block of the pattern."""

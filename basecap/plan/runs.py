@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from basecap.data.task_data import TaskData
 from basecap.errors import ConfigError, nearest
 from basecap.evals import Evaluation, build_evaluation
-from basecap.mixers import ARCHITECTURES
+from basecap.mixers import ARCHITECTURES, Architecture
 from basecap.models import BACKBONES
 from basecap.models.config import LayerConfig, ModelConfig, model_config
 from basecap.models.language_model import LanguageModel, outline
@@ -350,9 +350,10 @@ def model_of(study: StudyConfig, entry: ArchitectureEntry, vocab: int) -> ModelC
     """Return the model of one architecture of a study, with `vocab` entries unless the study sets them; ConfigError."""
     size = study.model
     layers = [(entry.use, entry.mixer)]
-    if entry.layers is not None:
-        layers = [(item.use, {**entry.mixer, **item.mixer}) for item in entry.layers]
     try:
+        if entry.layers is not None:
+            _refuse_lost(entry, [ARCHITECTURES.get(item.use) for item in entry.layers])
+            layers = [(item.use, {**entry.mixer, **item.mixer}) for item in entry.layers]
         pattern = tuple(LayerConfig(use=use, mixer=_with_heads(use, mixer, size.heads)) for use, mixer in layers)
         config = model_config(
             entry.use,
@@ -367,6 +368,20 @@ def model_of(study: StudyConfig, entry: ArchitectureEntry, vocab: int) -> ModelC
         return config.model_copy(update={"readout": study.readout, "canon": entry.canon})
     except ConfigError as error:
         raise ConfigError(f"architecture {entry.name!r}: {error}") from error
+
+
+def _refuse_lost(entry: ArchitectureEntry, layers: Sequence[Architecture]) -> None:
+    """Raise ConfigError where an entry uses an architecture for what the layers in its place do not have."""
+    used = ARCHITECTURES.get(entry.use)
+    lost = {
+        "Canon layers": bool(used.canon) and entry.canon is None and not any(layer.canon for layer in layers),
+        "n-grams": bool(used.ngram) and not any(layer.ngram for layer in layers),
+    }
+    if what := " and ".join(name for name, is_lost in lost.items() if is_lost):
+        raise ConfigError(
+            f"layers replace all layers of {entry.use!r}, which alone have its {what}; list one of them, or use "
+            f"{used.variant_of!r} for the backbone."
+        )
 
 
 def _with_heads(use: str, mixer: dict[str, Any], heads: int | None) -> dict[str, Any]:

@@ -116,11 +116,14 @@ def test_options_are_frozen():
 
 def test_registering_names_the_mixer_and_its_variants(registry):
     variants = {"slow": Variant(options={"rate": 0.9}), "other": Variant(backbone="gpt", summary="in a GPT block")}
+    variants |= {"more": Variant(ngram=3, canon="ac"), "moved": Variant(backbone="gpt")}
     assert mixer("decay", backbone="mamba", paper="none", summary="decays", variants=variants)(Decay) is Decay
-    assert registry.names() == ["decay", "other", "slow"]
+    assert registry.names() == ["decay", "more", "moved", "other", "slow"]
     assert registry.get("decay").backbone == registry.get("slow").backbone == "mamba"
     assert registry.get("other").backbone == "gpt"
     assert registry.get("slow").summary == "decay with rate = 0.9"
+    assert registry.get("more").summary == "decay with canon = ac, ngram = 3"
+    assert registry.get("moved").summary == "decay with another backbone"
     assert registry.get("slow").layers[0].configure(8, {}).rate == 0.9
     assert "test_contract.py" in registry.origin("slow")
 

@@ -1,10 +1,18 @@
 """Embeddings of n-grams: each position reads the row of its last tokens, also in decoding."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
+from basecap.errors import ConfigError
+from basecap.mixers import ARCHITECTURES
 from basecap.models import LanguageModel, model_config
+from basecap.models.language_model import outline
 from basecap.models.ngrams import FACTOR, ROWS, SHIFT, NgramEmbedding
+from basecap.plan.runs import model_of
+from basecap.study.architectures import ArchitectureEntry
+from basecap.study.config import load_study
 
 VOCAB, ORDER = 300, 3
 
@@ -85,3 +93,30 @@ def test_its_state_and_its_parameters_are_counted():
     assert more.parameters_count() - plain.parameters_count() == 32 * ROWS
     kept = more.init_cache(1, 10)[0].mixer.tensors["ngram"]
     assert kept.nbytes == 5 * 8
+
+
+@pytest.fixture
+def pairs(monkeypatch: pytest.MonkeyPatch) -> str:
+    """Register an architecture with n-grams of two tokens for one test; return its name."""
+    other = replace(ARCHITECTURES.get("transformer++ ngram"), name="pairs", ngram=2)
+    monkeypatch.setitem(ARCHITECTURES._entries, "pairs", other)
+    return "pairs"
+
+
+@pytest.mark.parametrize("use", ["transformer++", "transformer++ ngram"])
+def test_one_layer_of_a_pattern_gives_the_model_its_ngrams(use):
+    entry = ArchitectureEntry(name="x", use=use, layers=["based", "transformer++ ngram"])
+    assert model_of(load_study("limited-mini"), entry, VOCAB).ngram == 6
+
+
+@pytest.mark.parametrize(
+    ("use", "layers", "refused"),
+    [
+        ("transformer++ ngram", ["based"], r"have its n-grams; list one of them, or use 'transformer\+\+' for"),
+        ("transformer++ canon", ["based"], "layers replace all layers of .* have its Canon layers; "),
+        ("transformer++", ["transformer++ ngram", "pairs"], r"ask for 2 \(pairs\) and 6 \(transformer\+\+ ngram\)"),
+    ],
+)
+def test_ngrams_of_two_lengths_or_lost_ones_are_refused(use, layers, refused, pairs):
+    with pytest.raises(ConfigError, match=refused):
+        outline(model_of(load_study("limited-mini"), ArchitectureEntry(name="x", use=use, layers=layers), VOCAB))
