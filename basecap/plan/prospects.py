@@ -42,17 +42,21 @@ def prospects(plan: Plan, out: Path) -> list[str]:
 
 
 def short_runs(runs: Sequence[RunSpec]) -> list[str]:
-    """Return a warning for the architectures whose warm-up is as long as the run or longer."""
+    """Return a warning for the architectures whose warm-up is as long as the run or longer, one for each length."""
     found: dict[tuple[int, int], list[str]] = {}
     for run in runs:
         if run.train.warmup >= run.timetable.steps > 1:
             names = found.setdefault((run.train.warmup, run.timetable.steps), [])
             names += [run.architecture] * (run.architecture not in names)
-    return [
-        f"Warning: train.warmup = {warmup} is not shorter than the run of {steps} steps: {', '.join(names)} will "
-        f"warm up for {warmup_steps(warmup, steps)}; lower it or train longer."
-        for (warmup, steps), names in found.items()
-    ]
+    sentences = []
+    for (warmup, steps), names in found.items():
+        shorter = warmup_steps(warmup, steps)
+        instead = f"warm up for {shorter} step{'' if shorter == 1 else 's'}" if shorter else "train without warm-up"
+        sentences.append(
+            f"Warning: train.warmup = {warmup} is not shorter than the run of {steps} steps: {', '.join(names)} will "
+            f"{instead}; lower it or train longer."
+        )
+    return sentences
 
 
 def cut_patterns(runs: Sequence[RunSpec]) -> list[str]:

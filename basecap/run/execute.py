@@ -7,7 +7,7 @@ from pathlib import Path
 from basecap.plan.checks import check
 from basecap.plan.evaluation_work import heavy_work
 from basecap.plan.needs import little_disk
-from basecap.plan.prospects import cut_patterns
+from basecap.plan.prospects import cut_patterns, short_runs
 from basecap.plan.runs import RunSpec, moved_points
 from basecap.plugins import load_plugin
 from basecap.records import RunInfo
@@ -94,10 +94,10 @@ def _set_threads(runs: Sequence[RunSpec], on: Resources, runtime: Runtime) -> No
 
 
 def _log_plan(runs: Sequence[RunSpec], runtime: Runtime) -> None:
-    """Log if disk or depth are too small, which evaluations take another point, what takes more than training."""
-    for sentence in (*little_disk(runs, runtime.records.path), *cut_patterns(runs)):
-        runtime.log(sentence)
+    """Log if disk, depth or steps are too few, which evaluations take another point, what takes more than training."""
     unfinished = [run for run in runs if not runtime.run_records(run).finished]
+    for sentence in (*little_disk(runs, runtime.records.path), *cut_patterns(runs), *short_runs(unfinished)):
+        runtime.log(sentence)
     if runtime.profile is not None and not unfinished:
         runtime.log("--profile traces no step, as all runs are finished.")
     for found in runtime.evaluations:

@@ -134,7 +134,6 @@ class Trainer:
             self.graphs.log = self._log
         with self.wall.part("start"):
             done = self._resume(self._log)
-        self._log_warmup(done)
         self._pauses = Pauses(sum(step > done for step in timetable.points) + len(timetable.branches))
         self._compiling = compiling
         total = timetable.trained_steps * timetable.step_tokens * self.placement.processes.is_leader
@@ -301,12 +300,6 @@ class Trainer:
             log(f"resumed at step {done} of {self.timetable.steps}.")
         self._saved_step = done
         return done
-
-    def _log_warmup(self, done: int) -> None:
-        steps, warmup = self.trunk.steps, self.trunk.warmup
-        if not done and warmup < steps <= self.config.warmup and self.placement.processes.is_leader:
-            shorter = f"{warmup} step{'' if warmup == 1 else 's'}, a tenth of the run"
-            self._log(f"warm-up shortened to {shorter}; train.warmup is {self.config.warmup}.")
 
     def _restore(self, path: Path | None) -> int:
         if path is None:

@@ -11,7 +11,7 @@ from basecap.data import find_prepared, prepare
 from basecap.plan.checks import check
 from basecap.plan.estimate import estimate, readable, remarks
 from basecap.plan.evaluation_work import evaluation_work, heavy_work
-from basecap.plan.prospects import cut_patterns, expected_verdicts
+from basecap.plan.prospects import cut_patterns, expected_verdicts, short_runs
 from basecap.plan.runs import plan_evaluations, plan_runs, plan_study
 from basecap.plan.workloads import Tasks
 from basecap.records import StudyRecords
@@ -70,6 +70,20 @@ def test_a_hybrid_that_is_too_shallow_for_its_pattern_is_warned_of(ample, tmp_pa
     (sentence,) = warned[0]
     assert sentence.startswith("Warning: kda 3:1 has 3 of the 4 blocks of its pattern") and "model.layers=4" in sentence
     assert warned[1] == []
+
+
+def test_a_warmup_longer_than_the_run_is_warned_of_once_for_each_length(ample, tmp_path):
+    path, warned = tmp_path / "tiny.yaml", []
+    short = {"name": "short", "use": "based", "train": {"tokens": 1280}}
+    path.write_text(yaml.safe_dump(ample | {"architectures": ["transformer++", "based", short]}))
+    for warmup in (4, 19, 20):
+        config = load_study(str(path), ("train.tokens=5120", f"train.warmup={warmup}"))
+        warned.append(short_runs(plan_study(config, config.vocabulary).runs))
+    words = "Warning: train.warmup = {} is not shorter than the run of {} steps: {}; lower it or train longer."
+    assert warned[0] == []
+    assert warned[1] == [words.format(19, 5, "short will train without warm-up")]
+    both = words.format(20, 20, "transformer++, based will warm up for 2 steps")
+    assert warned[2] == [both, words.format(20, 5, "short will train without warm-up")]
 
 
 def test_a_scale_of_a_few_steps_gets_one_sentence_in_place_of_warnings(ample, tmp_path):

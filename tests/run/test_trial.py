@@ -52,7 +52,7 @@ def plugin(tmp_path_factory):
 
 def test_what_cannot_run_fails_before_anything_trains(study, plugin, tmp_path, caplog):
     path, out = tmp_path / "tiny.yaml", tmp_path / "out"
-    study["train"] |= {"tokens": 512, "eval_every": 512, "micro_batch": 4}
+    study["train"] |= {"tokens": 512, "eval_every": 512, "micro_batch": 4, "warmup": 2}
     study["seeds"] = [0, 1]
     path.write_text(yaml.safe_dump(study | {"architectures": ["transformer++", *FORWARDS]}))
     config, said = load_study(str(path)), []
@@ -67,6 +67,7 @@ def test_what_cannot_run_fails_before_anything_trains(study, plugin, tmp_path, c
     (found,) = analyse([out])
     assert found.failed_checks == {"trial good": unchecked.removeprefix("trial good ")}
     assert remarks(found)[0] == f"{unchecked}."
+    assert said.pop().startswith("Warning: train.warmup = 2 is not shorter than the run of 2 steps: ")  # once for all
     assert said.pop().startswith("Training continues with transformer++, trial good; press Ctrl-C to stop.")
     assert [line.partition(" failed before training: ")[0] for line in said] == list(failing)  # once for both seeds
     assert len(infos) == 18

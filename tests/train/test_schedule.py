@@ -5,13 +5,9 @@ import torch
 from pydantic import ValidationError
 
 from basecap.mixers import ParameterRecipe, constant
-from basecap.records import RunRecords
 from basecap.train.config import Timetable, TrainConfig
-from basecap.train.distributed import Processes
-from basecap.train.loop import DevicePlacement, Trainer
 from basecap.train.optim import build_optimiser, set_learning_rate
 from basecap.train.schedule import learning_rate
-from tests.train.conftest import config
 
 
 def rates(schedule: str, steps: int = 100, warmup: int = 10, final: float = 0.0) -> list[float]:
@@ -36,22 +32,6 @@ def test_halfway_values_are_the_formulas():
 
 def test_a_warmup_longer_than_a_tenth_of_the_run_is_cut():
     assert rates("constant", steps=50, warmup=2500)[5] == 1.0
-
-
-def test_a_warmup_longer_than_the_run_is_said(model, stream, tmp_path):
-    log = []
-    for name, warmup, tokens in (("short", 19, 1280), ("long", 20, 1280), ("longer", 20, 640)):
-        placement, records = (
-            DevicePlacement.choose(torch.device("cpu"), Processes(), "fp32"),
-            RunRecords(tmp_path / name),
-        )
-        options = config(warmup=warmup, tokens=tokens)
-        trainer = Trainer(model, options, 0, workload=stream, records=records, placement=placement)
-        trainer.run(name, lambda model, step, tokens: None, log.append)
-    assert log == [
-        "long: warm-up shortened to 2 steps, a tenth of the run; train.warmup is 20.",
-        "longer: warm-up shortened to 1 step, a tenth of the run; train.warmup is 20.",
-    ]
 
 
 def test_groups_follow_the_recipes():
