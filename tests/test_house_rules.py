@@ -82,7 +82,8 @@ ARCHAIC = re.compile(
 RIDDLES = re.compile(
     r"\b(none for none|(have|has) none|not to grow|no other|than which|of which (the|each|every)|as that does"
     r"|every so many|many-th|for all at once|what they are of|one's own|in some of the draws|in truth"
-    r"|nor (am|are|can|could|did|do|does|had|has|have|is|was|were|will)|what [`\w]+ raises, )\b",
+    r"|nor (am|are|can|could|did|do|does|had|has|have|is|was|were|will)|what [`\w]+ raises, "
+    r"|held-out less|, less what|less (its|their) mean)\b",
     re.IGNORECASE,
 )
 

@@ -144,7 +144,7 @@ def _rank_correlation(x: NDArray[np.float64], y: NDArray[np.float64]) -> NDArray
 
 
 def _centred_ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the ranks within each row less their mean, equal values sharing theirs."""
+    """Return the ranks within each row minus their mean, equal values sharing theirs."""
     below = (values[:, None, :] < values[:, :, None]).sum(2)
     above = (values[:, None, :] > values[:, :, None]).sum(2)
     return (below - above) / 2.0

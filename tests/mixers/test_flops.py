@@ -1,7 +1,7 @@
 """FLOPs as declared are those counted: of every architecture's built model, forward and backward.
 
 PyTorch's counter sees matrix products and, told how, FFTs. Ops that it does not see are replaced: those that are matrix
-products by their definitions (less what the mask hides), recurrences by a count of what they are called with. The
+products by their definitions (without what the mask hides), recurrences by a count of what they are called with. The
 convention is that of `Mixer.flops`.
 """
 

@@ -106,7 +106,7 @@ class Measured:
         bias: that the fit may give the gap, [D].
         classes: what classes of tokens contribute to levels; None where records lack them.
         copying: of its runs.
-        overfit: held-out less training loss of it and of the reference.
+        overfit: held-out minus training loss of it and of the reference.
         rises: tokens after which its held-out loss rises.
     """
 

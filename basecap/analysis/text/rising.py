@@ -39,7 +39,7 @@ def _until(curve: Curve, tokens: float) -> Curve:
 def overfitting(
     own: list[tuple[RunLosses, Curve]], reference: list[tuple[RunLosses, Curve]]
 ) -> tuple[float, float] | None:
-    """Return held-out less training loss of both at equal training loss, the lowest that both have reached.
+    """Return held-out minus training loss of both at equal training loss, the lowest that both have reached.
 
     Curves are those before any of them was cut. None where no training loss was recorded.
     """

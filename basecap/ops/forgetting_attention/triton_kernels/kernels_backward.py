@@ -34,7 +34,7 @@ def against_earlier(
     at, T, N, scale2, K: tl.constexpr, V: tl.constexpr, BS: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     PACKED: tl.constexpr, DIRECT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Return the same for keys that are all earlier; `b_shift` is the logsumexp less the decay from `first` on."""
+    """Return the same for keys that are all earlier; `b_shift` is the logsumexp minus the decay from `first` on."""
     o_s = at + tl.arange(0, BS)
     b_k = rows(p_k, o_s, stride_kt, tl.arange(0, BK), T, K)
     b_v = rows(p_v, o_s, stride_vt, tl.arange(0, BV), T, V)

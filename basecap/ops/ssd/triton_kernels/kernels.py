@@ -267,7 +267,7 @@ def decays_bwd_kernel(
 
     For each token these are `read` from the chunk's earlier tokens and `entered` from the state before it, `written`
     for later tokens and `left` for the state after it; and `kept` across the chunk, without the decay. The log decay at
-    t scales what is read from t on, less what was also written from t on. What both hold are the same rounded numbers,
+    t scales what is read from t on, minus what was also written from t on. What both hold are the same rounded numbers,
     which cancel in float64; of those of q.dq - k.dk, say, rounding errors would remain.
     """
     i_m, i_b = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)

@@ -106,7 +106,7 @@ def keys_bwd_kernel(
 ):  # fmt: skip
     """Gradients of BK channels of r, the log decays, k, a and b in a chunk.
 
-    The log decay at j scales what is read from j on, less what was also written from j on, and what was written before
+    The log decay at j scales what is read from j on, minus what was also written from j on, and what was written before
     it to the state after the chunk. What both of the first hold are the same rounded numbers, added up in float32:
     of those of r.dr - k.dk, say, rounding errors of half precision would remain. A token's read of its own writes,
     which nothing scales, stays out of the sums.
