@@ -5,6 +5,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 import torch
+from torch._C import _functorch as functorch
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 Result = TypeVar("Result")
@@ -49,6 +50,11 @@ def _policy_of_products(ctx, op, *args, **kwargs) -> CheckpointPolicy:
 keep_products = partial(create_selective_checkpoint_contexts, _policy_of_products)
 
 
+def _transformed() -> bool:
+    """Whether a transform of torch.func runs, which does not support recomputation."""
+    return not torch.compiler.is_compiling() and bool(functorch.get_interpreter_stack())
+
+
 def recomputed(function: Callable[[], Result], device: torch.device) -> Result:
     """Return function(); on a GPU the backward pass computes again what it needs of it, instead of keeping that.
 
@@ -59,7 +65,7 @@ def recomputed(function: Callable[[], Result], device: torch.device) -> Result:
         function: a function of the tensors that it closes over.
         device: the device of these.
     """
-    if device.type not in RECOMPUTED or not torch.is_grad_enabled():
+    if device.type not in RECOMPUTED or not torch.is_grad_enabled() or _transformed():
         return function()
     found: Result = checkpoint(function, use_reentrant=False, preserve_rng_state=False)
     return found

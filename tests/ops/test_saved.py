@@ -73,3 +73,5 @@ def test_what_is_recomputed_on_a_gpu_is_not_kept(monkeypatch):
     with torch.no_grad():
         recomputed(function, x.device)
     assert len(calls) == 4
+    slope = torch.func.grad(lambda x: recomputed(lambda: x.exp().sum(), x.device))(x)
+    torch.testing.assert_close(slope, x.exp())
