@@ -59,16 +59,19 @@ class Interrupted(KeyboardInterrupt):
 
 
 def nearest(name: str, known: Iterable[str], see: str | None = None) -> str:
-    """Return a hint for an unknown `name`: the nearest valid name, else the command `see` that lists all, else all.
+    """Return a hint for an unknown `name`: the nearest valid names, else the command `see` that lists all, else all.
 
     >>> nearest("mamba2", ["mamba-1", "mamba-2"])
     "did you mean 'mamba-2'?"
+    >>> nearest("mamba", ["based", "mamba-1", "mamba-2"])
+    "did you mean 'mamba-1' or 'mamba-2'?"
     """
     known = sorted(known)
-    folded = {one.lower(): one for one in known}
-    close = difflib.get_close_matches(str(name).lower(), folded, n=1, cutoff=0.6)
-    if close:
-        return f"did you mean {folded[close[0]]!r}?"
+    wanted, folded = str(name).lower(), {one.lower(): one for one in known}
+    if difflib.get_close_matches(wanted, folded, n=1, cutoff=0.6):
+        near = {one: difflib.SequenceMatcher(None, one, wanted).ratio() for one in folded}
+        equal = [repr(folded[one]) for one, ratio in near.items() if ratio == max(near.values())]
+        return f"did you mean {' or '.join(equal)}?"
     if see is not None:
         return f"see `{see}`."
     return f"known: {', '.join(known) or 'none'}."
