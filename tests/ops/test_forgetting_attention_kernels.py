@@ -121,10 +121,13 @@ def test_skipping_changes_no_bit(decays: str, size: float, skips: bool, device: 
         assert torch.equal(skipping, reading)
 
 
-@anywhere
+@pytest.mark.parametrize("device", [on_gpu])
 @pytest.mark.parametrize("channels", [16, 128])
 def test_both_backward_kernels_have_the_same_weights(channels: int, device: str):
-    """In float32 sums over keys and sums over queries are of the same numbers: their totals differ by float64 alone."""
+    """In float32 sums over keys and sums over queries are of the same numbers: their totals differ by float64 alone.
+
+    Not so in the interpreter: there a library rounds q k^T and k q^T differently on some processors.
+    """
     x = inputs((2, 70, 2, channels, channels), device, "open")
     do = draw(9, *x[2].shape).to(x[2])
     difference = operators.attend_backward(do, x[:3], list(attend(x, None)[1:]), None, channels**-0.5)[3]
