@@ -12,7 +12,8 @@ from torch import Tensor
 
 from basecap.ops import recorded, top1_chunk, top1_element
 from basecap.ops.attention import attention
-from basecap.ops.delta_rule import channel_delta_rule, delta_rule
+from basecap.ops.channel_delta_rule import channel_delta_rule
+from basecap.ops.delta_rule import delta_rule
 from basecap.ops.forgetting_attention import forgetting_attention
 from basecap.ops.linear_cross_entropy import linear_cross_entropy
 from basecap.ops.long_convolution import long_convolution

@@ -19,7 +19,8 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from basecap.bench.attentions import CHUNK, Attention, Row, attention_inputs, runs, sdpa, timed
 from basecap.bench.peers import moba
 from basecap.ops import recorded, top1_chunk, top1_chunk_choice
-from basecap.ops.delta_rule import channel_delta_rule, delta_rule
+from basecap.ops.channel_delta_rule import channel_delta_rule
+from basecap.ops.delta_rule import delta_rule
 from basecap.ops.known_bad import FLA_DELTA, known_bad_on
 from basecap.system.cuda_graph import milliseconds
 

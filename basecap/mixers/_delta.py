@@ -11,14 +11,13 @@ from basecap.mixers._parts import ShortConvolution, rms_norm
 from basecap.mixers._recipes import ParameterRecipe, default_recipe, normal
 from basecap.mixers._state_space import convolve, convolve_step
 from basecap.ops import Influence
-from basecap.ops.delta_rule import (
+from basecap.ops.channel_delta_rule import (
     channel_delta_rule,
     channel_influence,
     decoupled_delta_rule,
     decoupled_influence,
-    delta_rule,
-    influence,
 )
+from basecap.ops.delta_rule import delta_rule, influence
 
 #: The library of the authors of DeltaNet: repository and commit.
 REPOSITORY = "fla-org/flash-linear-attention@bc3b101dcb713ddc5bd8924b66754eb68b5ccf89"

@@ -20,6 +20,14 @@ def add_product(total, a, b, PRECISION: tl.constexpr):
 
 
 @triton.jit
+def exp(x, EXACT: tl.constexpr):
+    """e^x; EXACT: by float64; otherwise by the hardware, wrong by about |x| in the last place."""
+    if EXACT:
+        return tl.exp(x.to(tl.float64)).to(tl.float32)
+    return tl.exp(x)
+
+
+@triton.jit
 def exp2(x, EXACT: tl.constexpr):
     """2^x; EXACT: by float64, the same for equal x; otherwise by the hardware, wrong by up to two in the last place."""
     if EXACT:

@@ -15,7 +15,7 @@ import torch
 
 #: What entries are about: the kernels that ask, in words of a sentence.
 FLA_DELTA = "the delta rules of flash-linear-attention"
-PIPELINES = "loops that load ahead (ssd, wkv7, forgetting_attention, token_choice)"
+PIPELINES = "loops that load ahead (ssd, wkv7, channel_delta_rule, forgetting_attention, token_choice)"
 
 #: Names under which a library is installed too: by nightly releases of PyTorch, and on Windows.
 OTHER_NAMES = {"triton": ("pytorch-triton", "triton-windows")}

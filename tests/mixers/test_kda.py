@@ -10,7 +10,8 @@ from basecap.mixers.deltanet import DeltaNet
 from basecap.mixers.kda import KDA
 from basecap.models.config import model_config
 from basecap.models.language_model import LanguageModel
-from basecap.ops.delta_rule import channel_delta_rule, decoupled_delta_rule, delta_rule
+from basecap.ops.channel_delta_rule import channel_delta_rule, decoupled_delta_rule
+from basecap.ops.delta_rule import delta_rule
 from tests.fla_naive import naive
 
 

@@ -30,16 +30,12 @@ def names_of(x: Callable[..., Any]) -> list[str]:
     return [name.partition("_")[0] for name in inspect.signature(x).parameters]
 
 
-#: Cases of an op that hands its tensors to another one, whose families run.
-OF_ANOTHER = {"delta rule by channel", "delta rule, decoupled"}
-
-
 def test_every_op_is_checked_in_every_way_it_is_called():
     folders = {path.parent.name for path in Path(basecap.ops.__file__).parent.glob("*/__init__.py")}
     assert {name for name in folders if not name.startswith("_")} == FUNCTIONS.keys()
     for op, check in checks().items():
         own = {name for name, case in check.CASES.items() if case.families is PACKAGES[op].FAMILIES}
-        assert own and own == check.CASES.keys() - OF_ANOTHER
+        assert own and own == check.CASES.keys()
 
 
 #: What families are called by the first word of their folder's name.
@@ -123,6 +119,7 @@ def test_what_a_gpu_cannot_launch_runs_elsewhere(monkeypatch: pytest.MonkeyPatch
         x = number.expand(*shape)
         per_channel, nothing = x[:, :, 0], (None, None)
         given = {
+            "channel_delta_rule": (x, x),
             "delta_rule": (x, x, None),
             "forgetting_attention": (x, x),
             "long_convolution": (per_channel, None),
@@ -138,10 +135,10 @@ def test_what_a_gpu_cannot_launch_runs_elsewhere(monkeypatch: pytest.MonkeyPatch
         return {place for place, reason in found.items() if reason is not None and "at most 65,535 programs" in reason}
 
     kernels = {("delta_rule", "triton_kernels"), ("long_convolution", "triton_kernels"), ("ssd", "triton_kernels")}
-    kernels |= {(op, "triton_chunks") for op in ("wkv6", "wkv7")}
+    kernels |= {(op, "triton_chunks") for op in ("channel_delta_rule", "wkv6", "wkv7")}
     rows = {("selective_scan", "triton_kernels"), ("wkv4", "triton_kernels"), ("top1_chunk_step", "triton_step")}
     heads = {(op, "triton_kernels") for op in ("forgetting_attention", "taylor_attention")}
-    heads |= {("wkv6", "triton_tokens"), ("wkv7", "triton_tokens")}
+    heads |= {(op, "triton_tokens") for op in ("channel_delta_rule", "wkv6", "wkv7")}
     assert refused(65_535, 100, 1, 16) == set()
     assert refused(65_536, 100, 1, 16) == kernels | rows | heads
     assert refused(8192, 100, 8, 16) == heads
@@ -151,6 +148,7 @@ def test_what_a_gpu_cannot_launch_runs_elsewhere(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     ("op", "arguments", "message"),
     [
+        ("channel_delta_rule", [(2, 3, 1, 0)] * 2 + [(2, 3, 1, 4), (2, 3, 1), (2, 3, 1, 0)], "K at least 1"),
         ("delta_rule", [(2, 3, 1, 0), (2, 3, 1, 0), (2, 3, 1, 4), (2, 3, 1)], "K at least 1"),
         ("linear_cross_entropy", [(2, 3), (0, 3)], "at least one row"),
         ("ssd", [(2, 3, 1, 4), (2, 3, 1, 4), (2, 3, 0, 4), (2, 3, 0)], "positive multiple"),

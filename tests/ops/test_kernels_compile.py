@@ -20,6 +20,7 @@ from torch import Tensor
 
 import basecap.ops
 from basecap.ops import top1_chunk, top1_chunk_cache, top1_chunk_choice, top1_chunk_step
+from basecap.ops.channel_delta_rule import channel_delta_rule
 from basecap.ops.delta_rule import delta_rule
 from basecap.ops.forgetting_attention import forgetting_attention
 from basecap.ops.linear_cross_entropy import linear_cross_entropy
@@ -80,6 +81,13 @@ def train(op: Callable[..., tuple[Tensor, ...]], *inputs: Tensor, **history: Ten
     else:
         outputs = op(*inputs, **history, segments=packed(inputs[0]))
     torch.autograd.backward(outputs, [torch.ones_like(x) for x in outputs])
+
+
+def launch_channel_delta_rule(dtype: torch.dtype) -> None:
+    K, V = (128, 128) if dtype == torch.bfloat16 else (16, 16)
+    for width in (V, 2 * V) if dtype == torch.bfloat16 else (V,):  # by chunks, and the recurrence
+        q, k, v = (leaf(B, T, H, channels, dtype=dtype) for channels in (K, K, width))
+        train(channel_delta_rule, q, k, v, leaf(B, T, H), leaf(B, T, H, K), state_BHKV=leaf(B, H, K, width))
 
 
 def launch_delta_rule(dtype: torch.dtype) -> None:

@@ -14,16 +14,19 @@ from basecap.bench.launch import CASES
 from basecap.ops import _dispatch, _replay
 from basecap.ops._dispatch import interpreted
 from basecap.ops._replay import record, recorder
+from basecap.ops.channel_delta_rule.triton_chunks import operators as channel_delta_rule
 from basecap.ops.wkv7.triton_chunks import operators as wkv7
 from basecap.testing.check_op import OPS
 
 #: Tokens by the op's case: several chunks where that is quick.
 TOKENS = {
-    "delta rule": 17, "forgetting attention": 40, "indexer's loss, chosen tokens": 30, "linear cross entropy": 20,
-    "long convolution": 40, "selective scan": 5, "short convolution": 20, "ssd": 40, "taylor attention": 40,
-    "top1-chunk exact": 40, "top1-chunk approx": 40, "top1-element": 40, "wkv4": 20, "wkv6": 40,
+    "delta rule": 17, "delta rule, decoupled": 40, "forgetting attention": 40, "indexer's loss, chosen tokens": 30,
+    "linear cross entropy": 20, "long convolution": 40, "selective scan": 5, "short convolution": 20, "ssd": 40,
+    "taylor attention": 40, "top1-chunk exact": 40, "top1-chunk approx": 40, "top1-element": 40, "wkv4": 20, "wkv6": 40,
     "wkv6, values in parts": 40, "wkv6 by tokens, heads of 97": 3, "wkv7": 40,
 }  # fmt: skip
+#: Operators of ops that only a GPU runs by chunks.
+SCANS = {"delta rule, decoupled": channel_delta_rule.scan, "wkv7": wkv7.scan}
 #: Ops as models call them, without those on FlexAttention, and without Top-1 elements, which read what kernels chose.
 LAUNCHED = {
     name: case
@@ -69,7 +72,7 @@ def _launch(executor: GridExecutor, *given: Any, **options: Any) -> None:
 def _called(name: str, inputs: Mapping[str, Tensor]) -> list[Tensor]:
     """Return results and gradients."""
     leaves = [x.clone().requires_grad_() for x in inputs.values()]
-    found = wkv7.scan(*leaves, None, None)[:2] if name == "wkv7" else OPS[name].kernels(*leaves)
+    found = SCANS[name](*leaves, None, None)[:2] if name in SCANS else OPS[name].kernels(*leaves)
     found = [found] if isinstance(found, Tensor) else list(found)
     grads = torch.autograd.grad(sum(x.square().sum() for x in found), leaves)
     return [*(x.detach() for x in found), *grads]

@@ -11,6 +11,7 @@ from basecap.errors import ConfigError
 from basecap.ops import top1_chunk, top1_chunk_choice, top1_element
 from basecap.ops._dispatch import interpreted
 from basecap.ops._recurrence.operators import recur
+from basecap.ops.channel_delta_rule.triton_chunks.operators import scan as channel_delta_rule
 from basecap.ops.delta_rule import delta_rule
 from basecap.ops.forgetting_attention import forgetting_attention
 from basecap.ops.linear_cross_entropy import linear_cross_entropy
@@ -120,10 +121,11 @@ def test_batched_gradients_are_those_one_by_one_or_refused(op, x):
     [
         lambda x: recur(x, -x.abs(), x, x, None, None, torch.zeros(1, H, K, K), None),
         lambda x: wkv7_chunks(x, -x.abs(), x, x, x, x, None, None),
+        lambda x: channel_delta_rule(x, x, x, x, -x.abs(), None, None),
     ],
-    ids=["by tokens", "by chunks"],
+    ids=["by tokens", "wkv7 by chunks", "the delta rule by channel"],
 )
-def test_the_recurrences_of_rwkv_7_have_neither_batched_nor_second_derivatives(op):
+def test_the_recurrences_of_rwkv_7_and_delta_rules_have_neither_batched_nor_second_derivatives(op):
     x = heads.clone().requires_grad_()
     o, *_ = op(x)
     with pytest.raises(ConfigError, match="has no batched gradients"):

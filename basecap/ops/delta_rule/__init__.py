@@ -1,14 +1,13 @@
-"""The (gated) delta rule: a linear memory that corrects what it holds (arXiv 2406.06484, 2412.06464, 2510.26692)."""
+"""The (gated) delta rule: a linear memory that corrects what it holds (arXiv 2406.06484, 2412.06464)."""
 
 import torch
 from torch import Tensor
 
 from basecap.errors import ConfigError
-from basecap.ops import wkv7
 from basecap.ops._dispatch import Backend, check_backend, choose, families, without_autocast
 from basecap.ops._influence import Influence, wide
 from basecap.ops._shapes import check_devices, check_floating, check_segments, check_state, finite_log_decay
-from basecap.ops.delta_rule import channels, eager, fla_kernels, triton_kernels
+from basecap.ops.delta_rule import eager, fla_kernels, triton_kernels
 
 #: The fastest first.
 FAMILIES = families(triton_kernels, fla_kernels, eager)
@@ -70,122 +69,6 @@ def delta_rule(
     return out
 
 
-def channel_delta_rule(
-    q_BTHK: Tensor,
-    k_BTHK: Tensor,
-    v_BTHV: Tensor,
-    beta_BTH: Tensor,
-    log_decay_BTHK: Tensor,
-    *,
-    state_BHKV: Tensor | None = None,
-    segments: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Run S_t = (I - beta_t k_t k_t^T) diag(a_t) S_{t-1} + beta_t k_t v_t^T, o_t = S_t^T q_t (arXiv 2510.26692, eq. 1).
-
-    The delta rule with a decay for each channel of the keys. Kernels are those of `wkv7`, which has it as a case; where
-    it would run in plain PyTorch, it has chunks of its own.
-
-    Args:
-        q_BTHK: queries, already scaled.
-        k_BTHK: keys; of Euclidean norm 1 for a memory that stays bounded.
-        v_BTHV: values.
-        beta_BTH: writing strengths, as for `delta_rule`.
-        log_decay_BTHK: log a_t, at most 0.
-        state_BHKV: state before the first token; zero when None.
-        segments: int64 [B, T], see `Mixer.forward`; the state given continues into the first segment.
-
-    Returns:
-        o [B, T, H, V] in the dtype of v and the final state [B, H, K, V] in float32 (float64 for float64).
-
-    Raises:
-        ConfigError: shapes, dtypes or devices that do not match.
-    """
-    _validate(q_BTHK, k_BTHK, v_BTHV, beta_BTH, log_decay_BTHK, channels=True)
-    erased, written = ((beta_BTH[..., None] * x).to(x.dtype) for x in (k_BTHK, v_BTHV))
-    return _by_channel((q_BTHK, k_BTHK, written, erased, log_decay_BTHK), state_BHKV, segments)
-
-
-def decoupled_delta_rule(
-    q_BTHK: Tensor,
-    k_BTHK: Tensor,
-    v_BTHV: Tensor,
-    erase_BTHK: Tensor,
-    log_decay_BTHK: Tensor,
-    *,
-    state_BHKV: Tensor | None = None,
-    segments: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Run S_t = (I - k_t (e_t * k_t)^T) diag(a_t) S_{t-1} + k_t v_t^T, o_t = S_t^T q_t (arXiv 2605.22791).
-
-    `channel_delta_rule` with an erasing strength for each channel of the keys; values come times their writing
-    strengths. With e = beta and beta v for v the two are the same.
-
-    Args:
-        q_BTHK: queries, already scaled.
-        k_BTHK: keys; of Euclidean norm 1 for a memory that stays bounded.
-        v_BTHV: values times writing strengths.
-        erase_BTHK: erasing strengths.
-        log_decay_BTHK: log a_t, at most 0.
-        state_BHKV: state before the first token; zero when None.
-        segments: int64 [B, T], see `Mixer.forward`; the state given continues into the first segment.
-
-    Returns:
-        o [B, T, H, V] in the dtype of v and the final state [B, H, K, V] in float32 (float64 for float64).
-
-    Raises:
-        ConfigError: shapes, dtypes or devices that do not match.
-    """
-    _validate_decoupled(q_BTHK, k_BTHK, v_BTHV, erase_BTHK, log_decay_BTHK)
-    erased = (erase_BTHK * k_BTHK).to(k_BTHK.dtype)
-    return _by_channel((q_BTHK, k_BTHK, v_BTHV, erased, log_decay_BTHK), state_BHKV, segments)
-
-
-def _by_channel(
-    inputs: tuple[Tensor, Tensor, Tensor, Tensor, Tensor], state: Tensor | None, segments: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """Run `decoupled_delta_rule` of q, k, v, e * k and log decays."""
-    q, k, v, erased, log_decay = inputs
-    (B, T, H, V), K = v.shape, k.shape[3]
-    check_state(state, (B, H, K, V))
-    check_segments(segments, (B, T))
-    given = {"q": q, "k": k, "v": v, "erased": erased, "log_decay": log_decay}
-    check_devices({**given, "state": state, "segments": segments})
-    run = wkv7.UNBOUNDED[choose("wkv7", "auto", wkv7.UNBOUNDED, v, k)]
-    with without_autocast(v.device):
-        if run is wkv7.eager:
-            return channels.channel_delta_rule(q, k, v, erased, log_decay, state, segments)
-        r, decays, written, a, b = as_wkv7(q, k, erased, log_decay)
-        out: tuple[Tensor, Tensor] = run.wkv7(r, decays, written, v, a, b, state, segments)
-    return out
-
-
-def as_wkv7(q: Tensor, k: Tensor, erased: Tensor, log_decay_BTHK: Tensor) -> tuple[Tensor, ...]:
-    """Return r, log decay, k, a, b with which `wkv7` is `decoupled_delta_rule` of `erased` = e * k.
-
-    (I - k (e * k)^T) diag(exp(g)) = diag(exp(g)) + b a^T for a = -exp(g) e k and b = k.
-    """
-    return q, log_decay_BTHK, k, -(log_decay_BTHK.exp() * erased).to(k.dtype), k
-
-
-def channel_influence(q_BTHK: Tensor, k_BTHK: Tensor, beta_BTH: Tensor, log_decay_BTHK: Tensor) -> Influence:
-    """Return the factor in front of v_s in o_t of every head of `channel_delta_rule`, for a first state of zero.
-
-    The arguments are those of `channel_delta_rule`, except the values; raises ConfigError as it does.
-    """
-    _validate(q_BTHK, k_BTHK, k_BTHK, beta_BTH, log_decay_BTHK, channels=True)
-    erased = (beta_BTH[..., None] * k_BTHK).to(k_BTHK.dtype)
-    return wkv7.influence(*as_wkv7(q_BTHK, k_BTHK, erased, log_decay_BTHK)).scaled(writes_BTH=beta_BTH)
-
-
-def decoupled_influence(q_BTHK: Tensor, k_BTHK: Tensor, erase_BTHK: Tensor, log_decay_BTHK: Tensor) -> Influence:
-    """Return the factor in front of v_s in o_t of every head of `decoupled_delta_rule`, for a first state of zero.
-
-    The arguments are those of `decoupled_delta_rule`, except the values; raises ConfigError as it does.
-    """
-    _validate_decoupled(q_BTHK, k_BTHK, k_BTHK, erase_BTHK, log_decay_BTHK)
-    return wkv7.influence(*as_wkv7(q_BTHK, k_BTHK, (erase_BTHK * k_BTHK).to(k_BTHK.dtype), log_decay_BTHK))
-
-
 def influence(
     q_BTHK: Tensor,
     k_BTHK: Tensor,
@@ -215,9 +98,7 @@ def influence(
     return Influence(shape=(B, H, T), device=q.device, factors=factors)
 
 
-def _validate(
-    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor | None, *, channels: bool = False
-) -> None:
+def _validate(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor | None) -> None:
     check_floating({"q": q, "k": k, "v": v, "beta": beta})
     if log_decay is not None:
         check_floating({"log_decay": log_decay})
@@ -225,17 +106,8 @@ def _validate(
         raise ConfigError(f"q {tuple(q.shape)} and k {tuple(k.shape)} must both be [B, T, H, K] with K at least 1.")
     if v.dim() != 4 or v.shape[:3] != q.shape[:3]:
         raise ConfigError(f"v {tuple(v.shape)} must be [B, T, H, V] with B, T, H = {tuple(q.shape[:3])}.")
-    per_head = ("B, T, H", v.shape[:3])
-    decays = ("B, T, H, K", q.shape) if channels else per_head
-    for name, x, (axes, shape) in (("beta", beta, per_head), ("log_decay", log_decay, decays)):
-        if x is not None and x.shape != shape:
-            raise ConfigError(f"{name} {tuple(x.shape)} must be [{axes}] = {tuple(shape)}.")
+    for name, x in (("beta", beta), ("log_decay", log_decay)):
+        if x is not None and x.shape != v.shape[:3]:
+            raise ConfigError(f"{name} {tuple(x.shape)} must be [B, T, H] = {tuple(v.shape[:3])}.")
     if v.shape[1] < 1:
         raise ConfigError("the delta rule needs at least one token.")
-
-
-def _validate_decoupled(q: Tensor, k: Tensor, v: Tensor, erase: Tensor, log_decay: Tensor) -> None:
-    check_floating({"q": q, "erase": erase})
-    if q.dim() != 4 or erase.shape != q.shape:
-        raise ConfigError(f"erase {tuple(erase.shape)} and q {tuple(q.shape)} must both be [B, T, H, K].")
-    _validate(q, k, v, erase.new_empty(erase.shape[:3]), log_decay, channels=True)

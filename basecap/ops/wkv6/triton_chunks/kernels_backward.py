@@ -7,8 +7,9 @@ to wrong results on Hopper.
 import triton
 import triton.language as tl
 
+from basecap.ops._recurrence.kernels_joins import in_right, join, joined, spread
 from basecap.ops._recurrence.kernels_tiles import numbered_state
-from basecap.ops.wkv6.triton_chunks.kernels import decays, in_right, join, joined, matrix, rows, spread
+from basecap.ops.wkv6.triton_chunks.kernels import decays, matrix, rows
 
 
 @triton.jit

@@ -7,8 +7,9 @@ gradients of scores are taken twice, once the other way round, and the rest goes
 import triton
 import triton.language as tl
 
+from basecap.ops._recurrence.kernels_chunks import store_rows, values
 from basecap.ops._recurrence.kernels_tiles import matrix, rows, state
-from basecap.ops.wkv7.triton_chunks.kernels import before, edges, gates, store_rows, values
+from basecap.ops.wkv7.triton_chunks.kernels import before, edges, gates
 
 
 @triton.jit

@@ -9,12 +9,9 @@ import triton.language as tl
 from torch import Tensor
 
 from basecap.ops._launch import block_of, three_tf32
+from basecap.ops._recurrence.launch_chunks import BLOCK, Walked, output, walk
 from basecap.ops._replay import replayed
-from basecap.ops.known_bad import PIPELINES, known_bad_on
 from basecap.ops.wkv7.triton_chunks import kernels, kernels_backward
-
-#: Channels per step of the products that sum over channels.
-BLOCK = 64
 
 
 @dataclass(frozen=True)
@@ -60,11 +57,6 @@ class _Inputs:
         B, _, H, _, _, M = self.shape
         return self.v.new_empty(number, B, M, H, self.chunk, self.chunk)
 
-    def states(self) -> Tensor:
-        """Return empty states between chunks [B, M, H, K, V]."""
-        B, _, H, K, V, M = self.shape
-        return self.v.new_empty(B, M, H, K, V)
-
 
 @dataclass(frozen=True)
 class _Chunks:
@@ -108,23 +100,7 @@ def _walk(inputs: _Inputs, chunks: _Chunks, v: Tensor, first: Tensor | None, las
     left, right, write = chunks.recall, chunks.answer, chunks.write
     if back:
         left, right, write = chunks.answer, chunks.recall, chunks.read
-    B, _, H, _, V, _ = inputs.shape
-    BK, BV = inputs.blocks[0], min(32, inputs.blocks[1])
-    states = inputs.states()
-    kernels.walk_fwd_kernel[(triton.cdiv(V, BV), H, B)](
-        left, right, write, v, chunks.across, first, states, last, *inputs.shape[1:],
-        BACK=back, STAGES=_stages(inputs, BK, BV), BK=BK, BV=BV, **inputs.options,
-    )  # fmt: skip
-    return states
-
-
-def _stages(inputs: _Inputs, BK: int, BV: int) -> int:
-    """Return 2, for walks to load one chunk ahead, where there is room for two chunks' tiles; else 1."""
-    if inputs.v.dtype == torch.float32 or not inputs.v.is_cuda or PIPELINES in known_bad_on(inputs.v.device):
-        return 1
-    room = torch.cuda.get_device_properties(inputs.v.device).shared_memory_per_multiprocessor
-    numbers = 2 * inputs.chunk * (3 * BK + BV) + 2 * BK * BV
-    return 2 if inputs.v.element_size() * numbers + 1024 <= room else 1
+    return walk(Walked(left, right, write, v, chunks.across), first, last, inputs.options, back=back)
 
 
 @replayed
@@ -140,18 +116,13 @@ def forward(
         chunk: tokens per chunk.
     """
     inputs = _inputs(tensors, segments, chunk)
-    B, _, H, K, V, M = inputs.shape
+    B, _, H, K, V, _ = inputs.shape
     inverse = inputs.matrices(1)[0]
     chunks = _prepare(inputs, inverse, back=False)
     first = None if state_BHKV is None else state_BHKV.contiguous()
-    o, last = torch.empty_like(inputs.v), inputs.v.new_empty(B, H, K, V, dtype=torch.float32)
+    last = inputs.v.new_empty(B, H, K, V, dtype=torch.float32)
     states = _walk(inputs, chunks, inputs.v, first, last, back=False)
-    BK, BV = inputs.blocks[0], min(BLOCK, inputs.blocks[1])
-    kernels.output_fwd_kernel[(H * triton.cdiv(V, BV), M, B)](
-        chunks.read, chunks.read_pairs, inputs.v, states, o, *inputs.shape[1:], BK=BK, BV=BV, num_stages=1,
-        **inputs.options,
-    )  # fmt: skip
-    return o, last, inverse, states
+    return output(chunks.read, chunks.read_pairs, inputs.v, states, inputs.options), last, inverse, states
 
 
 @replayed
