@@ -15,7 +15,7 @@ from basecap.models.config import ModelConfig, model_config
 from basecap.models.language_model import LanguageModel, outline
 from basecap.names import split_backbone
 from basecap.plan.runs import model_of
-from basecap.study.config import load_study, select
+from basecap.study.config import load_study, select, with_named
 
 #: Models by the name that their rows have.
 Contenders = dict[str, ModelConfig]
@@ -53,7 +53,8 @@ def of_study(study: str, names: Sequence[str], *, scale: str | None, length: int
 
     Args:
         study: name or YAML file of a study.
-        names: those of its architectures to take, beside the reference; all when empty.
+        names: those of its architectures to take, beside the reference, and any others where the study takes them; all
+            when empty.
         scale: size of the study; None: as `basecap run` takes it.
         length: tokens per sequence, which learned positions must cover; None: those of the study.
 
@@ -61,7 +62,7 @@ def of_study(study: str, names: Sequence[str], *, scale: str | None, length: int
         ConfigError: what `basecap plan` refuses in a study, an architecture that it does not have, or a size at which
             one cannot be built.
     """
-    config = load_study(study, scale=scale)
+    config = with_named(load_study(study, scale=scale), names)
     chosen = select(config, names)
     entries = [entry for entry in config.architectures if entry.name in chosen]
     models = {entry.name: model_of(config, entry, config.vocabulary) for entry in entries}

@@ -15,6 +15,9 @@ def export(
         str,
         typer.Option("--to", metavar="DIR|hub:NAME", help="directory to make, or repository on the Hugging Face hub"),
     ],
+    step: Annotated[
+        int | None, typer.Option("--step", help="training step of weights that are stored (default: the last)")
+    ] = None,
     plugin: Plugins = [],
 ) -> None:
     """Write a trained model for transformers: weights, tokenizer and a card, in a folder or on the hub."""
@@ -26,7 +29,7 @@ def export(
         from basecap.hf.export import export as write
     except ImportError as error:
         raise ConfigError(f"{error}") from error
-    typer.echo(f"model: {write(run, to)}")
+    typer.echo(f"model: {write(run, to, step)}")
 
 
 def import_(

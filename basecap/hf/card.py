@@ -27,6 +27,7 @@ class Card:
         study: its study, as it was recorded.
         results: the study's entry of results.json, None where no report was written.
         fault: what `basecap check` found wrong with the architecture, None where it found nothing.
+        step: of the weights, None where they are the last of the run.
         tokens: that the weights were trained on.
         model: its configuration, as JSON.
         end_of_text: the token after every document.
@@ -37,6 +38,7 @@ class Card:
     study: StudyConfig
     results: dict[str, Any] | None
     fault: str | None
+    step: int | None
     tokens: int | None
     model: dict[str, Any]
     end_of_text: str
@@ -84,8 +86,11 @@ class Card:
     def _training(self) -> str:
         data, info = self.study.text, self.info
         tokens = "an unknown number of tokens" if self.tokens is None else f"{self.tokens:,} tokens"
-        passes = "" if info.passes is None else f", {info.passes:.3g} passes over its training text"
+        whole = info.passes is not None and self.step is None
+        passes = f", {info.passes:.3g} passes over its training text" if whole else ""
         ended = "" if info.finished else " Its training has not ended."
+        if self.step is not None:
+            ended += f" The weights are those of step {self.step:,}, before the end of its run."
         return (
             f"{tokens[0].upper()}{tokens[1:]}{passes}, in sequences of {data.seq_len} tokens of the tokenizer "
             f"{data.tokenizer}.{ended}"
@@ -113,7 +118,9 @@ class Card:
         row = next((row for row in self.results["comparisons"] if row["name"] == name), None)
         if row is None:
             return f"It was not compared with {reference}.{age}"
-        gap, words = row["gap"], f"Verdict: **{row['verdict']}**. {row['words'][:1].upper()}{row['words'][1:]}."
+        about = "" if self.step is None else " at the end of its runs"
+        gap = row["gap"]
+        words = f"Verdict{about}: **{row['verdict']}**. {row['words'][:1].upper()}{row['words'][1:]}."
         if gap is not None:
             words += (
                 f" Out of domain its loss is {gap['value']:+.3f} nats per token ({gap['low']:+.3f} to "
@@ -125,6 +132,8 @@ class Card:
     def _losses(self) -> list[str]:
         points = [] if self.results is None else self.results["points"]
         own = [point for point in points if (point["name"], point["seed"]) == (self.info.name, self.info.seed)]
+        if self.step is not None:
+            own = [point for point in own if point["tokens"] == self.tokens]
         if not own:
             return []
         domains = own[-1]["domains"]

@@ -19,7 +19,7 @@ from basecap.models import LanguageModel
 from basecap.plugins import files_of
 from basecap.records import RunRecords, StudyRecords
 from basecap.run.provenance import plugin_files, sources
-from basecap.run.trained import info_of, load_trained
+from basecap.run.trained import info_of, load_trained, stored_weights
 from basecap.study.config import validate
 from basecap.system.files import fsync_files, process_name, writing
 from basecap.system.hub import refuse_unreachable
@@ -30,22 +30,24 @@ LARGEST_FILE = "5GB"
 HUB = "hub:"
 
 
-def export(run: Path, to: str) -> str:
+def export(run: Path, to: str, step: int | None = None) -> str:
     """Write the model of a run for `transformers`, whole or not at all; return where it is.
 
     Args:
         run: DIR/runs/NAME-sSEED.
         to: a directory that does not exist, or hub:OWNER/NAME.
+        step: the training step of stored weights; None: the last.
 
     Raises:
-        ConfigError: no run, a model that generates nothing, other plugins, a directory that exists, no token.
+        ConfigError: no run, a model that generates nothing, no weights of this step, other plugins, a directory that
+            exists, no token.
         CheckpointError: no checkpoint, or a damaged one.
         DataError: a text or tokenizer that is missing, a folder that cannot be written, a hub out of reach.
     """
     if to.startswith(HUB):
         token = _token(to)
         with tempfile.TemporaryDirectory() as folder:
-            write_folder(run, Path(folder))
+            write_folder(run, Path(folder), step)
             return _upload(Path(folder), to.removeprefix(HUB), token)
     target = Path(to)
     if target.exists() or target.is_symlink():
@@ -54,7 +56,7 @@ def export(run: Path, to: str) -> str:
     try:
         with writing(target):
             partial.mkdir()
-            write_folder(run, partial)
+            write_folder(run, partial, step)
             fsync_files(partial)
             partial.rename(target)
     finally:
@@ -62,12 +64,12 @@ def export(run: Path, to: str) -> str:
     return str(target)
 
 
-def write_folder(run: Path, folder: Path) -> None:
+def write_folder(run: Path, folder: Path, step: int | None = None) -> None:
     """Write weights, configurations, tokenizer, plugins and card into an empty folder; raises as `export` does."""
     info, records = info_of(run), RunRecords(run)
     if info.imported:
         raise ConfigError(f"{run} was trained elsewhere; give transformers the folder that it came from.")
-    trained = load_trained(run, device="cpu")
+    trained = load_trained(run, step=step, device="cpu")
     network, tokenizer, described = trained.network, trained.tokenizer, trained.network.config
     held = StudyRecords(records.study)
     study = validate(held.study(), str(held.path / "study.yaml"))
@@ -84,6 +86,7 @@ def write_folder(run: Path, folder: Path) -> None:
         study=study,
         results=next((found for found in studies if found["name"] == study.name), None),
         fault=failed_checks(held).get(info.series),
+        step=trained.step if trained.step < max(stored_weights(records)) else None,
         tokens=_tokens(records, trained.step),
         model=described.model_dump(mode="json"),
         end_of_text=tokenizer.decode([tokenizer.end_of_text]),

@@ -23,6 +23,8 @@ if TYPE_CHECKING:  # importing torch takes seconds: a wrong directory is refused
 TOKENS_AT_ONCE = 32_768
 #: Most tokens of a continuation.
 MOST_TOKENS = 2**20
+#: Steps with weights that an error names, those nearest to a step without.
+NEAREST = 4
 
 logger = logging.getLogger("basecap.study")
 
@@ -240,7 +242,9 @@ def load_trained(run: Path, *, step: int | None = None, device: str | None = Non
     weights = stored_weights(records)
     chosen = max(weights) if step is None else step
     if chosen not in weights:
-        raise ConfigError(f"{run} has no weights of step {chosen}; give one of {', '.join(map(str, weights))}.")
+        near = sorted(sorted(weights, key=lambda known: abs(known - chosen))[:NEAREST])
+        hint = "give one of" if len(near) == len(weights) else "the nearest are"
+        raise ConfigError(f"{run} has no weights of step {chosen}; {hint} {', '.join(map(str, near))}.")
     network = load_stored(weights[chosen]).to(place)
     tokenizer = recorded_data(study, out).tokenizer if study.task is None else None
     if fault := failed_checks(StudyRecords(out)).get(info.series):

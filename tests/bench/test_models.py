@@ -103,6 +103,12 @@ def test_a_study_gives_its_sequence_length_and_vocabulary():
     assert of_study("quickstart", [], scale=None, length=99)["based"].max_length == 99
 
 
+def test_a_study_of_any_architecture_is_measured_with_any():
+    assert list(of_study("limited-zoo", ["gla"], scale=None, length=None)) == ["transformer++", "gla"]
+    with pytest.raises(ConfigError, match="study bc-table-1 has no architecture 'gla'"):
+        of_study("bc-table-1", ["gla"], scale=None, length=None)
+
+
 def test_names_and_sizes_that_cannot_be_built_are_refused():
     with pytest.raises(ConfigError, match="did you mean"):
         named(["transformer++", "transformer+"], hidden=32, vocab=64, length=16)

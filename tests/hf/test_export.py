@@ -43,7 +43,7 @@ def study(tmp_path_factory) -> StudyRecords:
     """Train one run, and write the report."""
     root = tmp_path_factory.mktemp("exported")
     content = small_study(root / "text")
-    content["train"]["tokens"] = 512
+    content["train"] |= {"tokens": 512, "eval_every": 256, "keep": "all"}
     content["architectures"] = ["transformer++"]
     (root / "tiny.yaml").write_text(yaml.safe_dump(content))
     assert [info.status for info in run(root / "tiny.yaml", root / "out")] == ["finished"]
@@ -144,9 +144,11 @@ def test_the_card_gives_a_verdict_with_its_interval_and_the_age_of_the_reference
     found = {"reference": "a", "comparisons": [row], "maturity": maturity, "confidence": 0.95, "points": []}
     held = validate(study.study(), "study.yaml")
     info = RunInfo(name="b", seed=0, use="rwkv-7", status="finished", message="")
-    card = Card(
-        info=info, study=held, results=found, fault="fails", tokens=9, model={}, end_of_text="<e>", plugins=[]
-    ).text()
+    own = {"fault": "fails", "tokens": 9, "model": {}, "end_of_text": "<e>", "plugins": []}
+    card = Card(info=info, study=held, results=found, step=None, **own).text()
+    assert (
+        "Verdict at the end of its runs: **early**." in Card(info=info, study=held, results=found, step=3, **own).text()
+    )
     assert (
         "Verdict: **early**. It copies 4 %. Out of domain its loss is +0.200 nats per token (+0.100 to +0.300) "
         "relative to a at equal loss in domain, over 2 runs; the interval holds with 95% for all rows of its table "
@@ -191,10 +193,26 @@ def test_the_command_names_the_folder_and_refuses_one_that_exists(study: StudyRe
     assert done.exit_code == 0 and done.stdout == f"model: {tmp_path / 'new'}\n" and done.stderr == ""
     for arguments, message in (
         ([path, "--to", str(folder)], f"{folder} exists; give a directory that does not, or remove it."),
+        ([path, "--to", "x", "--step", "3"], f"{path} has no weights of step 3; give one of 1, 2."),
         ([str(folder), "--to", "x"], f"{folder} is not the directory of a run; give DIR/runs/NAME-sSEED."),
     ):
         failed = runner.invoke(app, ["export", *arguments])
         assert isinstance(failed.exception, ConfigError) and str(failed.exception) == message
+
+
+def test_the_weights_of_a_step_are_exported_with_their_own_losses(study: StudyRecords, folder: Path, tmp_path: Path):
+    run, made = study.run("transformer++", 0).path, tmp_path / "first"
+    assert CliRunner().invoke(app, ["export", str(run), "--to", str(made), "--step", "1"]).exit_code == 0
+    ours = load_trained(run, step=1, device="cpu").network.state_dict()
+    loaded = AutoModelForCausalLM.from_pretrained(made).model.state_dict()
+    assert loaded.keys() == ours.keys() and all(torch.equal(value, ours[name]) for name, value in loaded.items())
+    first, last = ((place / "README.md").read_text() for place in (made, folder))
+    found = [point["domains"]["code"]["loss"] for point in study.results()["studies"][0]["points"]]
+    for card, tokens, loss in ((first, 256, found[0]), (last, 512, found[1])):
+        assert f"\n{tokens} tokens, " in card and f"documents after {tokens} tokens:" in card
+        assert f"| code | {loss:.3f} |" in card
+    assert " The weights are those of step 1, before the end of its run." in first
+    assert "before the end" not in last and "passes over its training text" not in first
 
 
 def test_the_command_says_what_to_install(study: StudyRecords, tmp_path: Path, monkeypatch):
