@@ -7,6 +7,7 @@ be imported, in its `launch`, and
     RUNS: str               its name in logs and in run.json, "Triton kernels"
     BACKEND: str | None     the `backend` that selects it; None: only "auto" does
     REPEATS: bool           left out, True: whether it gives the same bits twice, once PyTorch is deterministic
+    UNTRIED: bool           left out, False: whether it has only run in Triton's interpreter; "auto" then leaves it out
     supports(*given)        why it cannot run on these tensors, or None
 
 The first family that supports the tensors runs; after `torch.use_deterministic_algorithms(True)`, that repeats itself.
@@ -191,6 +192,11 @@ def deterministic() -> bool:
     return torch.are_deterministic_algorithms_enabled()
 
 
+def _untried(family: ModuleType) -> str | None:
+    """Return why "auto" does not take a family whose kernels have not run on a GPU yet, or None."""
+    return "they have not run on a GPU yet" if getattr(family, "UNTRIED", False) else None
+
+
 def _varies(family: ModuleType) -> str | None:
     """Return why a family cannot run where the same bits are asked for twice, or None."""
     if getattr(family, "REPEATS", True) or not deterministic():
@@ -235,7 +241,7 @@ def choose(
         # Triton's interpreter takes tensors of the CPU, but only if it is asked to.
         avoided = backend == "auto" and family.BACKEND == "triton"
         reason = (_off_the_gpu(x) if avoided else None) or family.supports(*given) or (slower if avoided else None)
-        reason = reason or _varies(family)
+        reason = reason or (_untried(family) if avoided else None) or _varies(family)
         if reason is None:
             if backend != "eager" and x.dtype != torch.float64:
                 note(op, family.RUNS, _join_refusals(refused, last=family.BACKEND == "eager"))

@@ -199,6 +199,16 @@ def test_a_constant_result_is_marked_as_pytorch_marks_it():
     assert vars(ours) == vars(theirs) != {}
 
 
+def test_kernels_that_no_gpu_has_run_are_left_out_unless_asked_for():
+    untried = family("kernels", "triton")
+    untried.UNTRIED = True
+    families = {"K": untried, "P": PLAIN}
+    with recorded() as ran:
+        assert choose("op", "auto", families, on_gpu()) == "P"
+    assert ran == {"op": "plain PyTorch: they have not run on a GPU yet"}
+    assert choose("op", "triton", families, on_gpu()) == "K"
+
+
 def test_families_that_vary_are_left_out_where_the_same_bits_are_asked_for(monkeypatch: pytest.MonkeyPatch):
     varies = family("kernels", "triton")
     varies.REPEATS = False
