@@ -30,7 +30,7 @@ def maturity_warnings(plan: Plan, parameters: float, sizes: Sequence[int]) -> li
         return []
     run = own[0]
     tokens = run.timetable.end * run.timetable.step_tokens
-    line = f"{_millions(tokens)} tokens of {study.reference} are {_short(tokens / parameters, 2)} a parameter."
+    line = f"{study.reference} trains on {_millions(tokens)} tokens, {_short(tokens / parameters, 2)} per parameter."
     warnings = [*_too_early(study, tokens, parameters), *_copying(plan), *_many_passes(plan.runs, sizes)]
     return [line, *(f"Warning: {sentence}" for sentence in warnings)]
 
@@ -44,7 +44,7 @@ def _too_early(study: StudyConfig, tokens: float, parameters: float) -> Iterator
         yield (
             f"the report may say early instead of a verdict: with gap.from = {study.gap.start:g} the reference of "
             f"limited-zoo (30M parameters, the only size measured) needs {_millions(needed)} tokens, "
-            f"{_short(needed / PARAMETERS, 2)} a parameter, to be past its transition, where it learns to copy from "
+            f"{_short(needed / PARAMETERS, 2)} per parameter, to be past its transition, where it learns to copy from "
             "context."
         )
 

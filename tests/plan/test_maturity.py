@@ -20,10 +20,10 @@ def test_a_budget_below_the_transition_is_warned_of(study):
     Seven runs of the reference of 150M tokens are early, by 19M.
     """
     line, warning = said(study, 150e6)
-    assert line == "150M tokens of transformer++ are 5 a parameter."
-    assert "needs 169M tokens, 5.6 a parameter" in warning and warning.startswith("Warning: the report may say early")
+    assert line == "transformer++ trains on 150M tokens, 5 per parameter."
+    assert "needs 169M tokens, 5.6 per parameter" in warning and warning.startswith("Warning: the report may say early")
     assert len(said(study, 170e6)) == 1
-    assert said(study, 100e9, parameters=110e6) == ["100,000M tokens of transformer++ are 910 a parameter."]
+    assert said(study, 100e9, parameters=110e6) == ["transformer++ trains on 100,000M tokens, 910 per parameter."]
     assert "needs 169M tokens" in said(study, 170e6, parameters=60e6)[1]
     assert "needs 113M tokens" in said(study, 60e6, gap={"from": 0.75})[1]
 
