@@ -116,15 +116,15 @@ def generator_for(seed: int, name: str) -> torch.Generator:
     return torch.Generator("cpu").manual_seed(int.from_bytes(digest[:8], "big") >> 1)
 
 
-def make_generic(layers: nn.Module, seed: int = 0) -> None:
-    """Move all parameters off their first values, in place.
+def make_generic(layers: nn.Module) -> None:
+    """Move all parameters off their first values, in place, always by the same numbers.
 
     At initialisation some output projections are zero and some attention is uniform: nothing could break there.
     """
     with torch.no_grad():
         for name, parameter in layers.named_parameters():
             std = parameter.shape[-1] ** -0.5 if parameter.ndim > 1 else 0.1
-            drawn = torch.randn(parameter.shape, generator=generator_for(seed, f"generic {name}"))
+            drawn = torch.randn(parameter.shape, generator=generator_for(0, f"generic {name}"))
             parameter.add_(std * drawn.to(parameter.device))
 
 

@@ -29,6 +29,8 @@ _TORN: set[Path] = set()
 
 #: Maximum number of bytes of a file that is read as a whole.
 LARGEST = 1 << 30
+#: Bytes at the end of a file in which its last rows are looked for.
+TAIL = 1 << 16
 
 
 def read(path: Path, most: int = LARGEST) -> bytes | None:
@@ -64,15 +66,15 @@ def read_array(path: Path) -> bytes:
     return b"[" + _whole_lines(path)[:-1].replace(b"\n", b",") + b"]"
 
 
-def read_last_lines(path: Path, count: int, most: int = 1 << 16) -> list[dict[str, Any]]:
-    """Return the last whole rows of a .jsonl file, at most `count` and those in its last `most` bytes; [] without it.
+def read_last_lines(path: Path, count: int) -> list[dict[str, Any]]:
+    """Return the last whole rows of a .jsonl file, at most `count` and those in its last `TAIL` bytes; [] without it.
 
     Rows that are damaged are left out.
     """
     rows = []
     with contextlib.suppress(FileNotFoundError, NotADirectoryError), open_file(path) as file:
-        file.seek(max(0, os.fstat(file.fileno()).st_size - most))
-        for line in file.read(most).split(b"\n")[-count - 1 : -1]:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL))
+        for line in file.read(TAIL).split(b"\n")[-count - 1 : -1]:
             with contextlib.suppress(ValueError):
                 row = from_json(line)
                 rows += [row] if isinstance(row, dict) else []
