@@ -88,7 +88,8 @@ def test_a_text_of_a_few_lines_trains(study, tmp_path):
 
 
 def test_running_again_does_nothing_and_only_adds(study_file, tmp_path):
-    run(study_file, tmp_path / "out", only=("transformer++",))
+    settings = ("train.tokens=512",)
+    run(study_file, tmp_path / "out", settings, only=("transformer++",))
     assert set(losses(tmp_path / "out")) == {"transformer++"}
     first = losses(tmp_path / "out")["transformer++"]
     records = StudyRecords(tmp_path / "out")
@@ -96,7 +97,7 @@ def test_running_again_does_nothing_and_only_adds(study_file, tmp_path):
     former["train"]["seeds"] = former.pop("seeds")  # as archived records have it
     former["gap"]["tolerance"] = 0.02
     records.create(former)
-    run(study_file, tmp_path / "out")
+    run(study_file, tmp_path / "out", settings)
     assert yaml.safe_load((records.path / "study.yaml").read_text())["seeds"] == [0]
     assert set(losses(tmp_path / "out")) == {"transformer++", "window 4"}
     assert losses(tmp_path / "out")["transformer++"] == first
@@ -231,6 +232,7 @@ if multiprocessing.parent_process() is not None:
 
 def test_a_directory_takes_more_seeds_and_architectures(study, tmp_path):
     path, out = tmp_path / "tiny.yaml", tmp_path / "out"
+    study["train"] |= {"tokens": 512}
     path.write_text(yaml.safe_dump(study | {"architectures": ["transformer++"]}))
     run(path, out)
     first = StudyRecords(out).run("transformer++", 0).metrics()
@@ -252,13 +254,14 @@ def test_a_directory_takes_more_seeds_and_architectures(study, tmp_path):
 
 
 def test_the_recorded_machine_stays_once_something_has_run(study_file, tmp_path):
-    only, path = ("transformer++",), tmp_path / "out" / "environment.json"
-    run(study_file, tmp_path / "out", only=only)
+    given = {"settings": ("train.tokens=512",), "only": ("transformer++",)}
+    path = tmp_path / "out" / "environment.json"
+    run(study_file, tmp_path / "out", **given)
     change(path, device="NVIDIA H200")
-    run(study_file, tmp_path / "out", only=only)
+    run(study_file, tmp_path / "out", **given)
     assert json.loads(path.read_text())["device"] == "NVIDIA H200"
     shutil.rmtree(tmp_path / "out" / "runs")
-    run(study_file, tmp_path / "out", only=only)
+    run(study_file, tmp_path / "out", **given)
     assert json.loads(path.read_text())["device"].startswith("CPU")
 
 
