@@ -2,8 +2,8 @@
 
 One program holds the state [K, BV] of one head and BV of its value channels, which are independent of each other. That
 is the definition itself, in float32: exact for any decay, and at batch x heads of a hundred or more the GPU is full.
-Backward keeps a state every CHUNK tokens, runs each chunk forward again into scratch memory that stays in the cache,
-and then processes it in reverse.
+Backward keeps a state every CHUNK tokens, runs each chunk forward again into scratch memory, and then processes it in
+reverse.
 """
 
 import triton

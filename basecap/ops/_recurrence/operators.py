@@ -8,8 +8,8 @@ from basecap.ops._dispatch import launch_of
 from basecap.ops._transforms import no_second_derivatives, refuse_batched_gradients
 from basecap.ops.operators import operator
 
-#: Tokens between two states that are kept for backward; the states of one such chunk should stay in the cache.
-CHUNK = 32
+#: Tokens between two states that are kept for backward, which holds those of every token of one such chunk.
+CHUNK = 64
 
 
 @operator("basecap::wkv_recur")
