@@ -246,13 +246,13 @@ def eval_(
     load_plugins(plugin)
 
     from basecap.run.executors import Resources
-    from basecap.run.stored_weights import evaluate_directory
+    from basecap.run.stored_weights import added, evaluate_directory
 
     on = Resources(device=device, per_device=per_device, executor=executor, settings=tuned)
     failed = evaluate_directory(path, add=add, at=points, only=only, on=on, plugins=plugin, log=log)
     if failed is None:  # a worker of torchrun: only the leader reports
         return
-    _report([directory], directory)
+    _report([directory], directory, shown={added(text) for text in add})
     if failed:
         log(f"evaluations that failed: {failed}; the reasons are above.")
         raise typer.Exit(1)
@@ -320,16 +320,22 @@ def _report(
     out: Path,
     reported: Collection[tuple[str, int]] = (),
     *,
+    shown: Collection[str] = (),
     costs: Sequence[Path] = (),
     images: "ImageFormat | None" = None,
 ) -> "Report":
-    """Write the report and print its table, without the failures of runs (name, seed) that are already `reported`."""
-    from basecap.report import joined_sentences, terminal_table, write_report
+    """Write the report and print its table, without the failures of runs (name, seed) that are already `reported`.
+
+    The numbers of the evaluations that are to be `shown` are printed, too.
+    """
+    from basecap.report import joined_sentences, numbers_of, terminal_table, write_report
     from basecap.system.progress import phase
 
     with phase("report"):
         report = write_report(list(directories), out, costs=costs, images=images)
     console().print(terminal_table(report.studies, directories, reported))
+    for found in (found for study in report.studies for found in study.evaluations if found.name in shown):
+        print_table(f"{found.name}: runs at their last evaluation points", numbers_of(found), as_json=False)
     for sentence in () if report.joined is None else joined_sentences(report.joined):
         console().print(sentence, markup=False, highlight=False)
     typer.echo(f"report: {report.page}")

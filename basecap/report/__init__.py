@@ -8,6 +8,7 @@ from basecap.report.joined_section import joined_sentences, joined_sheets
 from basecap.report.live import write_live_report
 from basecap.report.page import Report, findings_html, write_report
 from basecap.report.summary import Summary, summarise
+from basecap.report.table_rows import numbers_of
 from basecap.report.terminal import terminal_table
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "image",
     "joined_sentences",
     "joined_sheets",
+    "numbers_of",
     "summarise",
     "terminal_table",
     "to_html",

@@ -6,7 +6,7 @@ from operator import attrgetter
 from statistics import mean, median
 from typing import Any
 
-from basecap.analysis.results import RunRow, StudyResults, TaskResults, TextResults
+from basecap.analysis.results import EvaluationResults, RunRow, StudyResults, TaskResults, TextResults
 from basecap.analysis.rows import Estimate, Row, grouped
 
 
@@ -164,6 +164,21 @@ def final_losses(study: TextResults) -> list[FinalRow]:
 def _mean(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return mean(known) if len(known) == len(values) else None
+
+
+def numbers_of(found: EvaluationResults) -> list[dict[str, Any]]:
+    """Return what an evaluation measured for a terminal: a row for each architecture and subset, a column a metric.
+
+    The numbers are means over the runs of an architecture; None where one of them is not finite.
+    """
+    rows = []
+    for key, own in grouped(found.rows, lambda row: (row.name, row.subset, *map(row.axis.get, found.axes))).items():
+        row = {"architecture": key[0], "runs": len({one.seed for one in own}), "subset": key[1]}
+        row |= dict(zip(found.axes, key[2:], strict=True))
+        for metric, numbers in grouped(own, attrgetter("metric")).items():
+            row[f"{metric} ({found.kind_of(metric)[0]})"] = _mean([one.value for one in numbers])
+        rows.append(row)
+    return rows
 
 
 def without_null(content: Any) -> Any:

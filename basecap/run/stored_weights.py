@@ -287,11 +287,26 @@ def _finished(runs: Sequence[RunSpec], runtime: Runtime, path: Path | None) -> l
     return found
 
 
+def added(text: str) -> str:
+    """Return the name of the evaluation that --add gives, which it has in records; ConfigError."""
+    name, options = _read(text)
+    return build_evaluation({name: options} if options else name).declaration.name
+
+
 def _entry(text: str, at: At | None, held: StudyConfig) -> dict[str, Any]:
     """Return the entry of a study file that --add gives, with the option `at` of --at, else its own, else end.
 
     An evaluation that the study `held` has keeps that of the study.
     """
+    (name, options), named = _read(text), added(text)
+    evaluations = map(build_evaluation, held.evals)
+    its = next((own.config.at for own in evaluations if own.declaration.name == named), "end")
+    chosen = at or options.get("at", its)
+    return {name: options | {"at": chosen if isinstance(chosen, str) else list(chosen)}}
+
+
+def _read(text: str) -> tuple[str, dict[str, Any]]:
+    """Return the kind and the options of the evaluation that --add gives; ConfigError."""
     try:
         entry = parse_yaml(text)
     except ValueError as error:
@@ -300,9 +315,4 @@ def _entry(text: str, at: At | None, held: StudyConfig) -> dict[str, Any]:
     name, options = next(iter(named.items())) if isinstance(named, dict) and len(named) == 1 else (None, None)
     if name is None or not isinstance(options, dict | None):
         raise ConfigError(f"--add {text!r} is not an evaluation; write NAME or 'NAME: {{option: value}}'.")
-    options = dict(options or {})
-    named = build_evaluation({name: options} if options else name).declaration.name
-    evaluations = map(build_evaluation, held.evals)
-    its = next((own.config.at for own in evaluations if own.declaration.name == named), "end")
-    chosen = at or options.get("at", its)
-    return {name: options | {"at": chosen if isinstance(chosen, str) else list(chosen)}}
+    return name, dict(options or {})

@@ -89,9 +89,10 @@ def test_run_report_generate(study_file, tmp_path, basecap, refused):
         "eval", out, "--add", "influence-entropy: {length: 16}", "--at", "end", "--device", "cpu"
     )
     assert code == 0 and err.startswith("influence-entropy ran on") and "report.html" in printed
-    assert "influence-entropy" in {
-        row["name"] for row in json.loads((out / "results.json").read_text())["studies"][0]["evaluations"]
-    }
+    found = {row["name"]: row for row in json.loads((out / "results.json").read_text())["studies"][0]["evaluations"]}
+    table = printed.partition("influence-entropy: ")[2]
+    assert all(column in table for column in ("architecture", "runs", "subset", "layer", "entropy"))
+    assert all(f"{row['value']:.4g}" in table for row in found["influence-entropy"]["rows"])
     assert "did you mean 'influence-entropy'?" in refused("eval", out, "--add", "influence-entrpy")
 
     run = out / "runs" / "transformer++-s0"

@@ -13,6 +13,7 @@ from basecap.report.charts import text_charts
 from basecap.report.figures import evaluation, forest, gap_curve, parts, scatter
 from basecap.report.images import image
 from basecap.report.palette import BLACK, COLOURS, ON_DARK
+from basecap.report.table_rows import numbers_of
 from tests.report.made_up import TOLERANCE, gap, row, study
 
 
@@ -130,6 +131,24 @@ def test_an_architecture_has_one_colour_in_every_chart():
     assert encoding["color"]["scale"] == layers(gap_curve(some), "line")[0][1]["color"]["scale"]
     assert encoding["color"]["legend"]["values"] == ["other 1"]
     assert one["height"] < 40, "seeds of an architecture share a row"
+
+
+def test_numbers_on_a_terminal_are_means_over_the_runs_of_an_architecture():
+    common = {"step": 1, "tokens": 1, "eval": "e", "subset": "s", "stderr": None, "n": 1}
+    rows = [
+        EvaluationRow(name="a", seed=seed, metric=metric, value=value, axis={"length": length}, unit=unit, **common)
+        for seed, metric, value, length, unit in [
+            (0, "m", 1.0, 8.0, None),
+            (0, "lag", 2.0, 8.0, "tokens"),
+            (1, "m", 4.0, 8.0, None),
+            (1, "m", None, 16.0, None),
+        ]
+    ]
+    found = EvaluationResults(name="e", axes=["length"], unit="share", better="neither", rows=rows)
+    assert numbers_of(found) == [
+        {"architecture": "a", "runs": 2, "subset": "s", "length": 8.0, "m (share)": 2.5, "lag (tokens)": 2.0},
+        {"architecture": "a", "runs": 1, "subset": "s", "length": 16.0, "m (share)": None},
+    ]
 
 
 WHOLE = {"format": ",d", "tickMinStep": 1}
