@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from basecap.errors import ConfigError, describe_error, nearest
 from basecap.mixers._cache import Cache
 from basecap.mixers._recipes import LayerSpec, ParameterRecipe, default_recipe, generator_for
+from basecap.mixers._unfinished import unfinished
 from basecap.names import split_backbone
 from basecap.ops import Influence
 from basecap.options import configured
@@ -289,8 +290,8 @@ def mixer(
         for key, given in texts.items():
             if not isinstance(given, str):
                 raise ConfigError(f"{where}: {key} must be text, not {given!r}.")
-        if missing := ", ".join(sorted(cls.__abstractmethods__)):
-            raise ConfigError(f"{where} lacks {missing}; {_remedy(cls)}.")
+        if fault := unfinished(cls):
+            raise ConfigError(f"{where} {fault}.")
         if not (isinstance(cls.Config, type) and issubclass(cls.Config, MixerConfig)):
             raise ConfigError(f"{where}: its Config must subclass basecap.mixers.MixerConfig.")
         if required := [key for key, option in cls.Config.model_fields.items() if option.is_required()]:
@@ -315,13 +316,6 @@ def mixer(
         return cls
 
     return register
-
-
-def _remedy(cls: type[Mixer]) -> str:
-    """Return how to complete a mixer that lacks methods."""
-    if {"init_cache", "step", "state_bytes"} <= cls.__abstractmethods__:
-        return "define them, or derive from basecap.mixers.ForwardOnly, which needs forward and flops only"
-    return "define it"
 
 
 def _ill_typed(options: object, variants: object, differences: object) -> Iterator[str]:

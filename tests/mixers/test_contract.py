@@ -150,6 +150,16 @@ def test_only_mixers_are_registered(registry):
         mixer("linear", backbone="gpt", paper="none", summary="no")(nn.Linear)
 
 
+class OneDocument(Decay):
+    def forward(self, x):
+        return x
+
+
+class NoSelf(Decay):
+    def flops(length):
+        return 0.0
+
+
 class NoStep(Decay):
     step = Mixer.step
 
@@ -172,6 +182,8 @@ class NeedsRate(Decay):
     [
         (NoStep, "lacks step; define it"),
         (OnlyForward, r"lacks init_cache, state_bytes, step; define them, or derive from basecap\.mixers\.ForwardOnly"),
+        (OneDocument, r"has forward\(self, x\), which is .* arguments; define forward\(self, x, segments=None\)"),
+        (NoSelf, r"has flops\(length\), which is called with other arguments; define flops\(self, length\)"),
         (NoConfig, "Config must subclass .*MixerConfig"),
         (NeedsRate, "option 'rate' has no default; every option in Config needs one"),
     ],
