@@ -5,7 +5,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from basecap.ops import _dispatch
 from basecap.ops import channel_delta_rule as package
 from basecap.ops._dispatch import interpreted
 from basecap.ops._recurrence.blocks import starts
@@ -203,7 +202,7 @@ def test_the_operator_keeps_its_promises(device: str, segmented: bool):
 def decoupled(*args):
     """Run the public op by the definition's positions."""
     q, k, v, erase, log_decay, state, segments = args
-    return decoupled_delta_rule(q, k, v, erase, log_decay, state_BHKV=state, segments=segments)
+    return decoupled_delta_rule(q, k, v, erase, log_decay, state_BHKV=state, segments=segments, backend="triton")
 
 
 def defined(*args):
@@ -228,9 +227,8 @@ def test_the_public_function_runs_the_kernels(device: str, family: str, monkeypa
 def test_short_rows_and_wide_heads_take_the_recurrence(monkeypatch: pytest.MonkeyPatch):
     for family in (triton_chunks, triton_tokens):
         monkeypatch.setattr(family, "channel_delta_rule", lambda *x, name=family.__name__: called.append(name) or x[:2])
-    monkeypatch.setattr(_dispatch, "_off_the_gpu", lambda x: None)
     called: list[str] = []
     for T, K, V in ((17, 8, 128), (16, 8, 8), (40, 129, 8), (40, 8, 129), (33, 128, 8)):
         q, k, v, erased, log_decay = inputs((1, T, 1, K, V), "weak", "cpu", torch.float32)
-        decoupled_delta_rule(q, k, v, erased, log_decay)
+        decoupled_delta_rule(q, k, v, erased, log_decay, backend="triton")
     assert [name.rpartition("_")[2] for name in called] == ["chunks", "tokens", "tokens", "tokens", "chunks"]

@@ -87,7 +87,8 @@ def launch_channel_delta_rule(dtype: torch.dtype) -> None:
     K, V = (128, 128) if dtype == torch.bfloat16 else (16, 16)
     for width in (V, 2 * V) if dtype == torch.bfloat16 else (V,):  # by chunks, and the recurrence
         q, k, v = (leaf(B, T, H, channels, dtype=dtype) for channels in (K, K, width))
-        train(channel_delta_rule, q, k, v, leaf(B, T, H), leaf(B, T, H, K), state_BHKV=leaf(B, H, K, width))
+        op = partial(channel_delta_rule, backend="triton")
+        train(op, q, k, v, leaf(B, T, H), leaf(B, T, H, K), state_BHKV=leaf(B, H, K, width))
 
 
 def launch_delta_rule(dtype: torch.dtype) -> None:

@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from basecap.errors import ConfigError
-from basecap.ops._dispatch import choose, families, without_autocast
+from basecap.ops._dispatch import Backend, choose, families, without_autocast
 from basecap.ops._influence import Influence, wide
 from basecap.ops._shapes import check_devices, check_floating, check_segments, check_state
 from basecap.ops.channel_delta_rule import eager, triton_chunks, triton_tokens
@@ -21,6 +21,7 @@ def channel_delta_rule(
     *,
     state_BHKV: Tensor | None = None,
     segments: Tensor | None = None,
+    backend: Backend = "auto",
 ) -> tuple[Tensor, Tensor]:
     """Run S_t = (I - beta_t k_t k_t^T) diag(a_t) S_{t-1} + beta_t k_t v_t^T, o_t = S_t^T q_t (arXiv 2510.26692, eq. 1).
 
@@ -37,16 +38,17 @@ def channel_delta_rule(
         log_decay_BTHK: log a_t, at most 0.
         state_BHKV: state before the first token; zero when None.
         segments: int64 [B, T], see `Mixer.forward`; the state given continues into the first segment.
+        backend: "auto"; "eager" (plain PyTorch) and "triton" force one.
 
     Returns:
         o [B, T, H, V] in the dtype of v and the final state [B, H, K, V] in float32 (float64 for float64).
 
     Raises:
-        ConfigError: shapes, dtypes or devices that do not match.
+        ConfigError: shapes, dtypes or devices that do not match, or an unavailable backend.
     """
     _validate(q_BTHK, v_BTHV, {"k": k_BTHK, "log_decay": log_decay_BTHK}, beta_BTH)
     erased, written = ((beta_BTH[..., None] * x).to(x.dtype) for x in (k_BTHK, v_BTHV))
-    return _run((q_BTHK, k_BTHK, written, erased, log_decay_BTHK), state_BHKV, segments)
+    return _run((q_BTHK, k_BTHK, written, erased, log_decay_BTHK), state_BHKV, segments, backend)
 
 
 def decoupled_delta_rule(
@@ -58,6 +60,7 @@ def decoupled_delta_rule(
     *,
     state_BHKV: Tensor | None = None,
     segments: Tensor | None = None,
+    backend: Backend = "auto",
 ) -> tuple[Tensor, Tensor]:
     """Run S_t = (I - k_t (e_t * k_t)^T) diag(a_t) S_{t-1} + k_t v_t^T, o_t = S_t^T q_t (arXiv 2605.22791).
 
@@ -72,20 +75,24 @@ def decoupled_delta_rule(
         log_decay_BTHK: log a_t, at most 0.
         state_BHKV: state before the first token; zero when None.
         segments: int64 [B, T], see `Mixer.forward`; the state given continues into the first segment.
+        backend: "auto"; "eager" (plain PyTorch) and "triton" force one.
 
     Returns:
         o [B, T, H, V] in the dtype of v and the final state [B, H, K, V] in float32 (float64 for float64).
 
     Raises:
-        ConfigError: shapes, dtypes or devices that do not match.
+        ConfigError: shapes, dtypes or devices that do not match, or an unavailable backend.
     """
     _validate(q_BTHK, v_BTHV, {"k": k_BTHK, "erase": erase_BTHK, "log_decay": log_decay_BTHK})
     erased = (erase_BTHK * k_BTHK).to(k_BTHK.dtype)
-    return _run((q_BTHK, k_BTHK, v_BTHV, erased, log_decay_BTHK), state_BHKV, segments)
+    return _run((q_BTHK, k_BTHK, v_BTHV, erased, log_decay_BTHK), state_BHKV, segments, backend)
 
 
 def _run(
-    inputs: tuple[Tensor, Tensor, Tensor, Tensor, Tensor], state: Tensor | None, segments: Tensor | None
+    inputs: tuple[Tensor, Tensor, Tensor, Tensor, Tensor],
+    state: Tensor | None,
+    segments: Tensor | None,
+    backend: Backend,
 ) -> tuple[Tensor, Tensor]:
     """Run `decoupled_delta_rule` of q, k, v, e * k and log decays."""
     q, k, v, erased, log_decay = inputs
@@ -94,7 +101,7 @@ def _run(
     check_segments(segments, (B, T))
     given = {"q": q, "k": k, "v": v, "erased": erased, "log_decay": log_decay}
     check_devices({**given, "state": state, "segments": segments})
-    run = FAMILIES[choose("channel_delta_rule", "auto", FAMILIES, v, k)]
+    run = FAMILIES[choose("channel_delta_rule", backend, FAMILIES, v, k)]
     with without_autocast(v.device):
         out: tuple[Tensor, Tensor] = run.channel_delta_rule(*inputs, state, segments)
     return out

@@ -1,18 +1,13 @@
 """The cases of the delta rule by channel: one strength for each head, and erasing strengths by channel."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import torch.nn.functional as F
 from torch import Tensor
 
-from basecap.ops.cases import B, Case, Draw, Function, H, K
-from basecap.ops.channel_delta_rule import (
-    FAMILIES,
-    channel_delta_rule,
-    decoupled_delta_rule,
-    eager,
-    reference,
-)
+from basecap.ops.cases import B, Case, Draw, Function, H, K, by_backend
+from basecap.ops.channel_delta_rule import FAMILIES, channel_delta_rule, decoupled_delta_rule, reference
 
 FUNCTIONS = ("channel_delta_rule",)
 
@@ -28,42 +23,22 @@ def _decoupled_inputs(draw: Draw, T: int) -> dict[str, Tensor]:
     return {"q": q, "k": k, "v": v, "erase": draw(B, T, H, K).sigmoid(), "log_decay": log_decay}
 
 
-def _with_strengths(run: Function) -> Function:
-    def strengthened(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor) -> tuple[Tensor, Tensor]:
-        erased, written = ((beta[..., None] * x).to(x.dtype) for x in (k, v))
-        out: tuple[Tensor, Tensor] = run(q, k, written, erased, log_decay)
-        return out
-
-    return strengthened
+def _definition(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor) -> tuple[Tensor, Tensor]:
+    return reference.channel_delta_rule(q, k, beta[..., None] * v, beta[..., None] * k, log_decay)
 
 
-def _with_erasing(run: Function) -> Function:
-    def erasing(q: Tensor, k: Tensor, v: Tensor, erase: Tensor, log_decay: Tensor) -> tuple[Tensor, Tensor]:
-        out: tuple[Tensor, Tensor] = run(q, k, v, (erase * k).to(k.dtype), log_decay)
-        return out
-
-    return erasing
+def _decoupled(q: Tensor, k: Tensor, v: Tensor, erase: Tensor, log_decay: Tensor) -> tuple[Tensor, Tensor]:
+    return reference.channel_delta_rule(q, k, v, erase * k, log_decay)
 
 
 def _case(
-    op: Function,
-    given: Callable[[Function], Function],
-    inputs: Callable[[Draw, int], Mapping[str, Tensor]],
-    strength: str,
+    op: Function, definition: Function, inputs: Callable[[Draw, int], Mapping[str, Tensor]], strength: str
 ) -> Case:
-    return Case(
-        kernels=op,
-        plain=given(eager.channel_delta_rule),
-        definition=given(reference.channel_delta_rule),
-        inputs=inputs,
-        wide=(strength, "log_decay"),
-        cuda=True,
-        half=True,
-        families=FAMILIES,
-    )
+    # Most products of the chunks are in the dtype of the tensors.
+    return replace(by_backend(op, definition, inputs, FAMILIES, (strength, "log_decay")), half=True)
 
 
 CASES = {
-    "delta rule by channel": _case(channel_delta_rule, _with_strengths, _inputs, "beta"),
-    "delta rule, decoupled": _case(decoupled_delta_rule, _with_erasing, _decoupled_inputs, "erase"),
+    "delta rule by channel": _case(channel_delta_rule, _definition, _inputs, "beta"),
+    "delta rule, decoupled": _case(decoupled_delta_rule, _decoupled, _decoupled_inputs, "erase"),
 }
