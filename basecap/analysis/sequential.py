@@ -127,8 +127,9 @@ class AddedRuns:
 def added_runs(tables: Tables, plan: Plan, compared: Iterable[tuple[str, int]], level: float) -> AddedRuns | None:
     """Return which of the `compared` runs were added after a table, None if none was.
 
-    What the study's own plan lacks counts as added after one table at least: it was trained by hand. Each table was
-    made at `level`; together they are wrong with no more than the sum of their levels.
+    What the study's own plan lacks counts as added after one table at least: it was trained by hand. A planned run that
+    a table lacked, as it was not trained yet, is not added: no table decided that it is. Each table was made at
+    `level`; together they are wrong with no more than the sum of their levels.
     """
     found, without = set(compared), 0
     added: set[tuple[str, int]] = set()

@@ -346,10 +346,15 @@ def test_models_that_have_not_beaten_pairs_of_tokens_are_behind(tmp_path, bigram
 
 
 def test_runs_that_were_added_after_a_table_count_as_another_look(tmp_path):
-    """A table at three seeds is no look at what was planned then; a fourth seed, planned later, is one afterwards."""
+    """A table at three seeds is no look at what was planned then; a fourth seed, planned later, is one afterwards.
+
+    Neither is a table that lacks a planned run: what is trained after it was decided before it.
+    """
     pair = {"base": (1.0, 0.0), "other": (1.0, 0.2)}
     records = write_study(tmp_path / "study", architectures=pair, seeds=(0, 1, 2), documents=60)
+    missing = (records.path / "runs" / "other-s2").rename(tmp_path / "later")
     write_report([records.path], records.path)
+    missing.rename(records.path / "runs" / "other-s2")
     assert records.tables() == {"planned": [{"base": [0, 1, 2], "other": [0, 1, 2]}]}
     (first,) = analyse([records.path])
     assert first.added is None

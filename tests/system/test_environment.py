@@ -2,6 +2,7 @@
 
 import ctypes
 import platform
+import warnings
 
 import pytest
 import torch
@@ -27,6 +28,18 @@ def test_only_glibc_is_set_to_keep_memory(libc: str, told: list, monkeypatch: py
     monkeypatch.setattr(ctypes, "CDLL", lambda name: fake)
     assert environment.choose_device("cpu").type == "cpu"
     assert fake.told == told
+
+
+def test_on_a_gpu_the_advice_to_round_float32_products_is_not_printed(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    advice = "TensorFloat32 tensor cores for float32 matrix multiplication available but not enabled. Consider setting"
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        environment.choose_device("cuda:0")
+        for words in (advice, "something else"):
+            warnings.warn(words, stacklevel=1)
+    assert [str(one.message) for one in caught] == ["something else"]
 
 
 def test_the_code_that_trains_is_part_of_the_version(tmp_path, monkeypatch: pytest.MonkeyPatch):
