@@ -52,7 +52,7 @@ def test_decoding_can_be_a_cuda_graph(name: str):
         with FakeTensorMode():
             fake = small(name)
             caches = fake.init_cache(4, 8)
-            for _ in range(3):
+            for _ in range(2):  # of an empty cache, and of another
                 fake.step(torch.zeros((4, 1), dtype=torch.int64), caches)
 
 
