@@ -150,8 +150,9 @@ def launch_token_choice(dtype: torch.dtype) -> None:
     K, segments = (64, True) if dtype == torch.bfloat16 else (16, False)
     index = leaf(B, T, H, K, dtype=dtype), leaf(B, T, K, dtype=dtype), leaf(B, T, H, dtype=dtype)
     q, k, ids = leaf(B, T, H, K, dtype=dtype), leaf(B, T, 1, K, dtype=dtype), packed(index[0]) if segments else None
-    chosen = choose_by_index(*index, 64, segments=ids) & choose_by_mass(q, k, 64, segments=ids)
-    index_divergence(*index, q, k, chosen_BTT=chosen if segments else None, segments=ids).backward()
+    given = {"segments": ids, "backend": "triton"}
+    chosen = choose_by_index(*index, 64, **given) & choose_by_mass(q, k, 64, **given)
+    index_divergence(*index, q, k, chosen_BTT=chosen if segments else None, **given).backward()
 
 
 def launch_top1_chunk(dtype: torch.dtype) -> None:

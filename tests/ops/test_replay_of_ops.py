@@ -80,7 +80,8 @@ def _called(name: str, inputs: Mapping[str, Tensor]) -> list[Tensor]:
 
 @pytest.fixture(autouse=True)
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Record launches of `Launcher`, on the CPU."""
+    """Record launches of `Launcher`, on the CPU, also of kernels that no GPU has run yet."""
+    monkeypatch.setattr(_dispatch, "_untried", lambda family: None)
     monkeypatch.setattr(_replay, "DEVICES", ("cpu",))
     monkeypatch.setattr(recorder, "launcher_class", lambda: Launcher)
     monkeypatch.setattr(recorder, "driver_utilities", lambda: None)
