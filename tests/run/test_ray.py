@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import pickle
 import signal
 import sys
 import tempfile
@@ -19,14 +20,18 @@ import yaml
 from basecap.data import find_prepared
 from basecap.data.tokenizer import byte_tokenizer
 from basecap.errors import ConfigError, Interrupted
-from basecap.plan.runs import plan_runs
+from basecap.plan.runs import RunSpec, plan_runs
 from basecap.records import RunRecords, StudyRecords
+from basecap.run.crowding import failures
+from basecap.run.evaluation_job import StoredPoint
 from basecap.run.execute import execute
 from basecap.run.executors import Resources, prepare_by_jobs
 from basecap.run.executors import ray as executor_of_ray
 from basecap.run.executors._packages import pack, put
-from basecap.run.executors.ray import RayExecutor, RayOptions, _joined
-from basecap.run.jobs import Execution
+from basecap.run.executors._ray_options import RayOptions
+from basecap.run.executors._ray_tasks import Answer
+from basecap.run.executors.ray import RayExecutor, _joined
+from basecap.run.jobs import Execution, JobFailure, Trial
 from basecap.run.stored_weights import evaluate_directory
 from basecap.study.config import load_study, select
 from tests import conftest
@@ -239,7 +244,7 @@ class Alone:
 
     @staticmethod
     def nodes() -> list[dict[str, Any]]:
-        return [{"Alive": True, "Resources": {"CPU": 2.0}}]
+        return [{"Alive": True, "Resources": {"CPU": 2.0, "GPU": 1.0}}]
 
     @staticmethod
     def cluster_resources() -> dict[str, float]:
@@ -267,6 +272,86 @@ def test_tasks_that_this_machine_alone_has_no_room_for_are_refused(study_file, t
     monkeypatch.setattr(executor_of_ray, "_joined", lambda address: nullcontext((Alone, False)))
     one_of_many._note_waiting({"num_cpus": 3.0, "num_gpus": 0.0})
     assert len(said) == 1 and said[0].startswith("No node of the Ray cluster has 3 CPUs and 0 GPUs: tasks wait")
+
+
+class Crowded(Alone):
+    """Stands for Ray where a first try of an item finds no memory, or is lost, and a second one ends."""
+
+    exceptions = SimpleNamespace(RayTaskError=ValueError, TaskCancelledError=ValueError, RayError=MemoryError)
+
+    def __init__(self, lacking: dict[str, Any], ended: Any):
+        self.lacking, self.ended = lacking, ended
+        self.tasks: list[tuple[str, float, float]] = []
+
+    @staticmethod
+    def name_of(item: Any) -> str:
+        return item.name if isinstance(item, RunSpec) else item[0].run.name
+
+    def remote(self, function: Callable[..., bytes]) -> Any:
+        def options(max_retries: int, num_cpus: float, num_gpus: float) -> Any:
+            def start(errand: bytes, study: object, run: object) -> int:
+                self.tasks.append((self.name_of(pickle.loads(errand).item), num_cpus, num_gpus))
+                return len(self.tasks) - 1
+
+            return SimpleNamespace(remote=start)
+
+        return SimpleNamespace(options=options)
+
+    @staticmethod
+    def wait(tasks: list[int], timeout: float) -> tuple[list[int], list[int]]:
+        return tasks[:1], tasks[1:]
+
+    def get(self, task: int) -> bytes:
+        found = self.lacking.pop(self.tasks[task][0], self.ended)
+        if found is None:
+            raise MemoryError
+        return pickle.dumps(Answer(result=found))
+
+
+FULL, OTHER = JobFailure(message="CUDA out of memory. Tried to allocate 2 GiB."), JobFailure(message="no such thing")
+
+
+@pytest.mark.parametrize(
+    ("job", "full", "other", "ended", "named"),
+    [
+        ("attempt", Trial(failure=FULL), Trial(failure=OTHER), Trial(), "window 4: its trial step"),
+        (
+            "train",
+            run_info("window 4", status="failed", message=FULL.message),
+            run_info("transformer++", status="failed", message=OTHER.message),
+            run_info("window 4"),
+            "window 4 (seed 0)",
+        ),
+        ("evaluate", [{"copying": FULL}], [{"copying": OTHER}], [{}], "window 4 (seed 0): its evaluation"),
+    ],
+)
+@pytest.mark.parametrize("gpus", ["0.25", "0", "1"])
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_task_that_lacks_memory_beside_others_starts_again_alone(
+    job, full, other, ended, named, gpus, lost, study_file, tmp_path, monkeypatch
+):
+    out, study, said = tmp_path / "out", load_study(str(study_file)), []
+    on = Resources(device="cpu", executor="ray", settings={"gpus": gpus})
+    execution = Execution(study=study, out=out, device="cpu", on=on)
+    crowded = Crowded({"window 4": None if lost else full, "transformer++": other}, ended)
+    monkeypatch.setattr(executor_of_ray, "_joined", lambda address: nullcontext((crowded, True)))
+    runs = plan_runs(study, byte_tokenizer().vocab_size)[::-1]
+    points = [StoredPoint(run=run, step=10, tokens=2560, weights=None, evaluations=("copying",)) for run in runs]
+    with RayExecutor(execution, runtime_of(out, said.append), ["cpu"]) as executor:
+        found = {
+            "attempt": lambda: {run.name: failures(trial) for run, trial in executor.attempt(runs)},
+            "train": lambda: {run.name: failures(info) for run, info in zip(runs, executor.train(runs), strict=True)},
+            "evaluate": lambda: {point.run.name: failures(bad) for point, bad in executor.evaluate(points, print)},
+        }[job]()
+    asked = [(run.name, 1.0, float(gpus)) for run in runs]
+    if gpus == "1":  # it shared nothing
+        assert crowded.tasks == asked and len(found["window 4"]) == 1
+        return
+    cpus, whole, place = (1.0, 1.0, "GPU") if gpus == "0.25" else (2.0, 0.0, "node")
+    why = "was killed, possibly out of memory," if lost else "found too little memory"
+    assert found == {"window 4": [], "transformer++": [OTHER.message]}
+    assert crowded.tasks == [*asked, ("window 4", cpus, whole)]
+    assert said == [f"{named} {why} beside others; it starts again with a {place} of its own."]
 
 
 def test_an_evaluation_brings_back_records_and_leaves_weights_alone(tmp_path):

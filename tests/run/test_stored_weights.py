@@ -20,6 +20,7 @@ from basecap.records.measured import Record
 from basecap.run.continue_text import continue_text
 from basecap.run.execute import execute
 from basecap.run.executors import Resources
+from basecap.run.jobs import JobFailure
 from basecap.run.stored_weights import evaluate_directory
 from basecap.study.config import load_study
 from basecap.system.processes import WorkerKilled, WorkerPool
@@ -201,19 +202,32 @@ def test_weights_that_were_cut_short_are_found_without_an_evaluation(path, out):
     ]
 
 
-def test_a_killed_process_costs_its_own_point_alone(out, monkeypatch):
-    def run(pool, job, points):
-        for number, point in enumerate(points):
-            future: Future = Future()
-            future.set_exception(WorkerKilled()) if number == 0 else future.set_result({})
-            yield point, future
+def test_a_point_that_lacks_memory_beside_others_is_evaluated_again(out, monkeypatch):
+    """The first process is killed, and a second time; the second finds no memory once; the third fails otherwise."""
+    full, other = JobFailure(message="CUDA out of memory. Tried to allocate 2 GiB."), JobFailure(message="cannot")
+    ends = [[WorkerKilled(), WorkerKilled()], [{"influence-entropy": full}, {}], [{"influence-entropy": other}]]
+
+    def run(pool, job, points, crowded):
+        for point, results in zip(points, ends, strict=True):
+            for result in results:
+                future: Future = Future()
+                future.set_exception(result) if isinstance(result, Exception) else future.set_result(result)
+                again = crowded(point, future) and result is not results[-1]
+                if not again:
+                    yield point, future
 
     monkeypatch.setattr(WorkerPool, "run", run)
     failed, said = add(out, ENTROPY, at="[1024, 2048, 2560]", per_device=2)
-    killed = "its process was killed, possibly out of memory; free memory and run the same command again."
-    assert failed == 1 and said == [
-        f"influence-entropy of transformer++ (seed 0) failed at step 4: {killed}",
-        "influence-entropy ran on the weights of 2 evaluation points; the report has its numbers.",
+    killed = "was killed, possibly out of memory"
+    again = "beside others; it starts again when one of them has ended."
+    assert failed == 2 and said == [
+        f"transformer++ (seed 0): its evaluation at step 4 {killed}, {again}",
+        f"transformer++ (seed 0): its evaluation at step 4 {killed}, {again}",
+        f"influence-entropy of transformer++ (seed 0) failed at step 4: its process {killed}; free memory and run the "
+        "same command again.",
+        f"transformer++ (seed 0): its evaluation at step 8 found too little memory {again}",
+        "influence-entropy of transformer++ (seed 0) failed at step 10: cannot",
+        "influence-entropy ran on the weights of 1 evaluation point; the report has its numbers.",
     ]
 
 

@@ -8,22 +8,26 @@ from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import TracebackType
+from typing import Any, TypeVar
 
 import torch
 
 from basecap.errors import LostDirectory
 from basecap.plan.runs import RunSpec
 from basecap.records import RunInfo
+from basecap.run.crowding import evaluation_of, failures, starts_again, trial_of
 from basecap.run.evaluation_job import StoredPoint
 from basecap.run.executors import _worker
 from basecap.run.executors._contract import Executor, Start, executor
 from basecap.run.executors.in_process import InProcessExecutor
-from basecap.run.jobs import KILLED, Execution, JobFailure, Runtime, Trial, lacks_memory
+from basecap.run.jobs import KILLED, Execution, JobFailure, Runtime, Trial
 from basecap.run.provenance import starting_info
 from basecap.run.shared_work import train_shared
 from basecap.run.sharing import choose
 from basecap.system import mps
 from basecap.system.processes import WorkerKilled, WorkerPool, usable_cores
+
+T = TypeVar("T")
 
 
 @executor("local")
@@ -36,9 +40,9 @@ def local(execution: Execution, runtime: Runtime, devices: Sequence[str]) -> Exe
 class LocalExecutor(Executor):
     """Does jobs in processes of this machine, one per device, which live until the context is left.
 
-    A killed process fails its own job only, which is recorded and logged; another process replaces it. A trial or run
-    that lacks memory beside others on its device starts again when one of them has ended, and at last alone. A context
-    that is left because of a signal passes it on to the processes and waits for them to write their checkpoints.
+    A killed process fails its own job only, which is recorded and logged; another process replaces it. A job that lacks
+    memory beside others on its device starts again when one of them has ended, and at last alone. A context that is
+    left because of a signal passes it on to the processes and waits for them to write their checkpoints.
 
     On a GPU a process uses one thread of the CPU, as more only wait for each other, and processes that share a GPU do
     so through CUDA's Multi-Process Service where that can be started.
@@ -90,12 +94,11 @@ class LocalExecutor(Executor):
 
     def attempt(self, runs: Sequence[RunSpec]) -> Iterator[tuple[RunSpec, Trial]]:
         """Try runs, see `basecap.run.trial`."""
-        for run, future in self.pool.run(_worker.attempt, runs, self._crowded_trial):
-            yield run, _trial(future)
-
-    def _crowded_trial(self, run: RunSpec, future: "Future[Trial]") -> bool:
-        failure = _trial(future).failure
-        return failure is not None and self._crowded(f"{run.architecture}: its trial step", failure.message)
+        for run, future in self.pool.run(_worker.attempt, runs, self._crowded(trial_of)):
+            try:
+                yield run, future.result()
+            except WorkerKilled:
+                yield run, Trial(failure=JobFailure(message=f"{KILLED}."))
 
     def train(self, runs: Sequence[RunSpec]) -> list[RunInfo]:
         """Return each run's info; raises Interrupted when a signal came, after each process wrote a checkpoint."""
@@ -109,42 +112,33 @@ class LocalExecutor(Executor):
         return [infos[run.label] for run in runs]
 
     def _train(self, runs: Sequence[RunSpec]) -> Iterator[tuple[RunSpec, RunInfo | None]]:
-        for run, future in self.pool.run(_worker.train, runs, self._crowded_run):
+        for run, future in self.pool.run(_worker.train, runs, self._crowded(lambda run: run.label)):
             try:
                 yield run, future.result()
             except WorkerKilled:
                 yield run, record_killed(run, self.runtime, KILLED)
 
-    def _crowded_run(self, run: RunSpec, future: "Future[RunInfo | None]") -> bool:
-        if isinstance(future.exception(), WorkerKilled):
-            return self._crowded(run.label, KILLED)
-        info = None if future.exception() else future.result()
-        return info is not None and info.status == "failed" and self._crowded(run.label, info.message)
-
-    def _crowded(self, what: str, message: str) -> bool:
-        """Whether a job that ran beside others lacked memory on a device that they share; log that it starts again."""
-        found = self.pool.most > self.gpus and lacks_memory(message)
-        if found:
-            why = "was killed, possibly out of memory," if KILLED in message else "found too little memory"
-            self.log(f"{what} {why} beside others; it starts again when one of them has ended.")
-        return found
-
     def evaluate(
         self, points: Sequence[StoredPoint], show: Callable[[str], None]
     ) -> Iterator[tuple[StoredPoint, Mapping[str, JobFailure]]]:
         """Evaluate stored weights; yield each point with the evaluations that failed."""
-        for point, future in self.pool.run(_worker.evaluate, points):
+        for point, future in self.pool.run(_worker.evaluate, points, self._crowded(evaluation_of)):
             try:
                 yield point, future.result()
             except WorkerKilled:
                 yield point, dict.fromkeys(point.evaluations, JobFailure(message=f"{KILLED}."))
 
+    def _crowded(self, named: Callable[[T], str]) -> Callable[[T, "Future[Any]"], bool]:
+        """Return what tells the pool whether a job, which `named` names, lacked memory on a device that it shared."""
 
-def _trial(future: "Future[Trial]") -> Trial:
-    try:
-        return future.result()
-    except WorkerKilled:
-        return Trial(failure=JobFailure(message=f"{KILLED}."))
+        def crowded(item: T, future: "Future[Any]") -> bool:
+            error = future.exception()
+            if self.pool.most <= self.gpus or not (error is None or isinstance(error, WorkerKilled)):
+                return False
+            messages = [KILLED] if error else failures(future.result())
+            return starts_again(named(item), messages, "when one of them has ended", self.log)
+
+        return crowded
 
 
 def record_killed(run: RunSpec, runtime: Runtime, why: str) -> RunInfo | None:

@@ -1,18 +1,4 @@
-"""Executor `ray`: jobs run as tasks of a Ray cluster, each with processors and a share of a GPU.
-
-Options of `--ray`:
-
-    address   HOST:PORT of a running cluster, or auto for the one that this machine belongs to; without it the cluster
-              of Ray's own RAY_ADDRESS, else the last one that `ray start` began here, else Ray is started on this
-              machine alone and ends with the command
-    cpus      processors of a task; 1 by default
-    gpus      GPUs of a task, such as 0.5 for two tasks on each; by default 1 divided by --per-device where the cluster
-              has GPUs and --device is not cpu
-    retries   how often a task is tried again whose node or process was lost; 3 by default
-    prepare   how many tasks prepare the text together before anything is set up; by default the command does so
-    records   shared where all nodes see the study's directory, the default; returned where records, checkpoints and
-              prepared text travel through Ray, and the command locks its runs until they are back
-"""
+"""Executor `ray`: jobs run as tasks of a Ray cluster, each with processors and a share of a GPU."""
 
 import contextlib
 import logging
@@ -22,25 +8,26 @@ import signal
 import socket
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 from basecap.data import find_prepared
-from basecap.errors import ConfigError, Interrupted, describe_error, nearest
+from basecap.errors import ConfigError, Interrupted, describe_error
 from basecap.plan.runs import RunSpec
 from basecap.plan.workloads import cache_of
 from basecap.records import RunInfo, RunRecords
+from basecap.run.crowding import failures, starts_again, trial_of
 from basecap.run.evaluation_job import StoredPoint
 from basecap.run.executors import _ray_tasks
 from basecap.run.executors._contract import Executor, executor
 from basecap.run.executors._packages import pack, put
+from basecap.run.executors._ray_options import RayOptions
 from basecap.run.executors._ray_tasks import Answer, Errand
 from basecap.run.executors.local import record_killed
 from basecap.run.jobs import Execution, JobFailure, Runtime, Trial
-from basecap.run.resources import Resources
 from basecap.run.shared_work import train_shared
 from basecap.run.training_job import finished_info
 from basecap.train.interruption import SIGNALS, deferred
@@ -53,72 +40,6 @@ PATIENCE = 5.0
 LOST = "its process was killed, possibly out of memory, or its node was lost, each time that it was tried"
 #: Files of a study that its runs read.
 READ = ("study.yaml", "environment.json", "declarations.json", "lock", "data")
-
-
-@dataclass(frozen=True, kw_only=True)
-class RayOptions:
-    """The options of `--ray`, see above; `gpus` is None where the cluster decides, `prepare` 0 for no task."""
-
-    address: str | None = None
-    cpus: float = 1.0
-    gpus: float | None = None
-    retries: int = 3
-    prepare: int = 0
-    records: Literal["shared", "returned"] = "shared"
-
-    @classmethod
-    def of(cls, on: Resources) -> "RayOptions":
-        """Read the settings of `on`; raises ConfigError."""
-        read: dict[str, Callable[[str], Any]] = {
-            "address": _address,
-            "cpus": lambda text: _number(text, 0.01),
-            "gpus": lambda text: _number(text, 0.0),
-            "retries": lambda text: _whole_number(text, 0),
-            "prepare": lambda text: _whole_number(text, 1),
-            "records": _records,
-        }
-        if on.per_device == "auto":
-            raise ConfigError("--per-device auto is for GPUs of this machine; give executor ray a number.")
-        found = {}
-        for name, text in on.settings.items():
-            if name not in read:
-                raise ConfigError(f"--ray has no option {name!r}: {nearest(name, read)}")
-            try:
-                found[name] = read[name](text)
-            except ValueError as error:
-                raise ConfigError(f"--ray {name}={text}: {error}.") from error
-        if "prepare" in found and found.get("records") == "returned":
-            raise ConfigError("--ray: prepare is for a cache that all nodes see; leave it out with records=returned.")
-        return cls(**found)
-
-
-def _number(text: str, least: float) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not least <= value < float("inf"):
-        raise ValueError(f"give a number of at least {least:g}")
-    return value
-
-
-def _whole_number(text: str, least: int) -> int:
-    if not (text.isascii() and text.isdecimal()) or int(text) < least:
-        raise ValueError(f"give a whole number of at least {least}")
-    return int(text)
-
-
-def _address(text: str) -> str:
-    host, _, port = text.rpartition(":")
-    if text != "auto" and (not port.isdecimal() or not host or "/" in host):
-        raise ValueError("give HOST:PORT of the head node, or auto")
-    return text
-
-
-def _records(text: str) -> str:
-    if text not in ("shared", "returned"):
-        raise ValueError("give shared or returned")
-    return text
 
 
 def _prepare_text(execution: Execution, log: Callable[[str], None]) -> None:
@@ -158,6 +79,8 @@ def _prepare_text(execution: Execution, log: Callable[[str], None]) -> None:
 @executor("ray", remote=True, prepare=_prepare_text)
 class RayExecutor(Executor):
     """Does jobs as tasks of a Ray cluster. A task whose node is lost runs again on another one.
+
+    One that lacks memory beside others starts again with a GPU, or a node, of its own.
 
     A context that is left because of a signal cancels the tasks and waits for their checkpoints.
     """
@@ -223,7 +146,8 @@ class RayExecutor(Executor):
 
     def attempt(self, runs: Sequence[RunSpec]) -> Iterator[tuple[RunSpec, Trial]]:
         """Try runs, see `basecap.run.trial`."""
-        for number, answer in self._run(_ray_tasks.attempt, runs, [""] * len(runs)):
+        names = [trial_of(run) for run in runs]
+        for number, answer in self._run(_ray_tasks.attempt, runs, [""] * len(runs), names):
             yield runs[number], Trial(failure=JobFailure(message=f"{LOST}.")) if answer is None else answer.result
 
     def train(self, runs: Sequence[RunSpec]) -> list[RunInfo]:
@@ -234,7 +158,8 @@ class RayExecutor(Executor):
         held = [(run, finished_info(run, self.runtime)) for run in runs]
         yield from ((run, info) for run, info in held if info is not None)
         waiting = [run for run, info in held if info is None]
-        for number, answer in self._run(_ray_tasks.train, waiting, [self._below(run) for run in waiting]):
+        directories, names = [self._below(run) for run in waiting], [run.label for run in waiting]
+        for number, answer in self._run(_ray_tasks.train, waiting, directories, names):
             run = waiting[number]
             yield run, record_killed(run, self.runtime, LOST) if answer is None else answer.result
 
@@ -253,7 +178,8 @@ class RayExecutor(Executor):
             [replace(point, weights=point.weights and point.weights.relative_to(out)) for point in group]
             for group in groups
         ]
-        for number, answer in self._run(_ray_tasks.evaluate, sent, [*of_run]):
+        names = [f"{group[0].run.label}: its evaluation" for group in groups]
+        for number, answer in self._run(_ray_tasks.evaluate, sent, [*of_run], names):
             lost = [dict.fromkeys(point.evaluations, JobFailure(message=f"{LOST}.")) for point in groups[number]]
             yield from zip(groups[number], lost if answer is None else answer.result, strict=True)
 
@@ -262,40 +188,70 @@ class RayExecutor(Executor):
         return str(self.runtime.run_records(run).path.relative_to(self.runtime.records.path))
 
     def _run(
-        self, job: Callable[..., Any], items: Sequence[Any], runs: Sequence[str]
+        self, job: Callable[..., Any], items: Sequence[Any], runs: Sequence[str], names: Sequence[str]
     ) -> Iterator[tuple[int, Answer | None]]:
         """Yield the number of each item with the answer of its task, None for a lost one, as they end.
 
-        Where records come back, a run that another command works on is not trained: its answer is empty.
+        Where records come back, a run that another command works on is not trained: its answer is empty. A task that
+        lacks memory beside others is started again with what it shared with them.
 
         Args:
             job: a function of `_ray_tasks`.
             items: what it is called with.
             runs: directory of the run that each writes to, "" where it writes to none.
+            names: what messages call each.
         """
         if not items:
             return
         ray, out, returned = self.ray, self.runtime.records.path, self.options.records == "returned"
-        resources = {"num_cpus": self.options.cpus, "num_gpus": self.gpus}
-        self._note_waiting(resources)
-        task = ray.remote(_ray_tasks.perform).options(max_retries=self.options.retries, **resources)
-        study = ray.put(pack(out, READ)) if returned else None
-        numbers = {}
-        for number, (item, run) in enumerate(zip(items, runs, strict=True)):
+        asked = {"num_cpus": self.options.cpus, "num_gpus": self.gpus}
+        self._note_waiting(asked)
+        whole, words = self._whole(asked)
+        task, study = ray.remote(_ray_tasks.perform), ray.put(pack(out, READ)) if returned else None
+        numbers: dict[Any, int] = {}
+
+        def start(number: int, resources: Mapping[str, float]) -> bool:
+            run = runs[number]
             if returned and run and not self._claim(run, wait=job is _ray_tasks.evaluate):
-                yield number, Answer()
-                continue
-            errand = Errand(key=self.key, execution=self._shared, directory=Path.cwd(), job=job, item=item, run=run)
+                return False
+            errand = Errand(
+                key=self.key, execution=self._shared, directory=Path.cwd(), job=job, item=items[number], run=run
+            )
             files = pack(out / run, os.listdir(out / run)) if returned and run and (out / run).exists() else None
-            started = task.remote(pickle.dumps(errand), study, files)
+            started = task.options(max_retries=self.options.retries, **resources).remote(
+                pickle.dumps(errand), study, files
+            )
             self._running[started], numbers[started] = errand, number
+            return True
+
+        for number in range(len(items)):
+            if not start(number, asked):
+                yield number, Answer()
+        beside = {*numbers.values()} if whole != asked else set()
         while self._running:
             with deferred():  # no answer is lost to a signal
                 ended = ray.wait([*self._running], timeout=POLL)[0]
                 answers = [(numbers[task], self._answer(task, self._running[task])) for task in ended]
             if any(answer is not None and answer.stopped for _, answer in answers):
                 raise Interrupted(signal.SIGINT)  # cancelled by someone else
-            yield from answers
+            for number, answer in answers:
+                messages = [LOST] if answer is None else failures(answer.result)
+                if number not in beside or not starts_again(names[number], messages, words, self.runtime.log):
+                    yield number, answer
+                    continue
+                beside.remove(number)
+                if not start(number, whole):
+                    yield number, Answer()
+
+    def _whole(self, asked: Mapping[str, float]) -> tuple[dict[str, float], str]:
+        """Return the resources of a task that shares nothing that others fill, and how messages say so.
+
+        That is a GPU, or where tasks take none the CPUs of the largest node.
+        """
+        if asked["num_gpus"] > 0:
+            return {**asked, "num_gpus": max(1.0, asked["num_gpus"])}, "with a GPU of its own"
+        most = max([node["Resources"].get("CPU", 0) for node in self.ray.nodes() if node["Alive"]], default=0)
+        return {**asked, "num_cpus": max(most, asked["num_cpus"])}, "with a node of its own"
 
     def _claim(self, below: str, *, wait: bool) -> bool:
         """Lock a run until its task has ended; return False where another command works on it."""
