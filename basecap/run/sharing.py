@@ -4,17 +4,16 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
-from basecap.models.language_model import LanguageModel
 from basecap.plan.estimate import matrix_rate
 from basecap.plan.runs import RunSpec, costs
 from basecap.run.jobs import free_memory
-from basecap.run.trial import training_step
+from basecap.run.trial import build, in_memory, training_step
 from basecap.testing.subject import undisturbed
 from basecap.train.distributed import Processes
-from basecap.train.optim import build_optimiser
 from basecap.train.placement import DevicePlacement
 
 #: The most runs that share a GPU, whatever room they leave: each is a process with a thread that starts kernels.
@@ -41,16 +40,20 @@ class Footprint:
 
 
 def measure(run: RunSpec, device: torch.device) -> Footprint:
-    """Train two uncompiled steps of a run on a GPU that does nothing else, and time the second.
+    """Train two steps of a run on a GPU that does nothing else, and time the second.
 
-    Compiled steps take less of the memory and reach more of the rate, so both make the count of runs cautious.
+    They are not compiled, unless they find too little memory otherwise. Compiled steps take less of the memory and
+    reach more of the rate, so the count of runs is cautious.
     """
+    return in_memory(run, device, partial(_measure, run, device))
+
+
+def _measure(run: RunSpec, device: torch.device, compiled: bool) -> Footprint:
     placement = DevicePlacement.choose(device, Processes(), run.train.precision)
     (cost,) = costs([run])
     with undisturbed(device):
         torch.cuda.reset_peak_memory_stats(device)
-        model = LanguageModel(run.model, checkpointing=run.train.checkpointing).initialise(run.seed).to(device)
-        optimiser = build_optimiser(model, model.recipe(), run.train)
+        model, optimiser = build(run, device, compiled=compiled)
         seconds, kept = 0.0, 0
         for _ in range(2):  # the first chooses kernels and allocates memory
             torch.cuda.synchronize(device)

@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -41,8 +42,9 @@ from basecap.train.deterministic import deterministic
 from basecap.train.diagnose import first_bad_module
 from basecap.train.distributed import error_sentence
 from basecap.train.optim import build_optimiser, clip_gradients, set_learning_rate
-from basecap.train.placement import DevicePlacement
+from basecap.train.placement import DevicePlacement, compiles_on
 
+Found = TypeVar("Found")
 #: Tries runs and yields each of them with what was found.
 Attempt = Callable[[Sequence[RunSpec]], Iterable[tuple[RunSpec, Trial]]]
 
@@ -159,28 +161,59 @@ def try_run(run: RunSpec, runtime: Runtime) -> Trial:
     Its steps are timed on a CPU, unless the study has its threads. Random generators, the record of ops and the
     device's memory are left as they were.
     """
-    placement, failure = DevicePlacement.choose(runtime.device, runtime.group, run.train.precision), None
-    trial = Trial()
+    placement = DevicePlacement.choose(runtime.device, runtime.group, run.train.precision)
+    trial, failure, raised = Trial(), None, False
     with undisturbed(placement.device), threads.recorded(run, runtime.records, placement.device) as held:
         try:
             with deterministic(run.train, placement.device):
-                trial = _run(run, runtime.evaluations, runtime.workloads[run.task], placement, timed=held is None)
+                rest = runtime.evaluations, runtime.workloads[run.task], placement
+                trial = in_memory(run, placement.device, partial(_run, run, *rest, timed=held is None))
         except (Exception, SystemExit) as error:  # a fault of one architecture must not cost the others
             failure = replace(describe_failure(error), ops=dict(sorted(IMPLEMENTATIONS.items())))
             if lacks_memory(error_sentence(error)):
-                failure = replace(failure, message=_memory_message(run, placement))
-    if failure is not None:
-        gc.collect()  # its traceback kept the model alive in a reference cycle
+                failure = _memory_failure(failure, run, placement, runtime.log)
+            raised = True
+    if raised:
+        gc.collect()  # the traceback kept the model alive in a reference cycle
     free_memory(placement.device)
     return replace(trial, failure=failure)
 
 
+def in_memory(run: RunSpec, device: torch.device, attempt: Callable[[bool], Found]) -> Found:
+    """Return what `attempt(False)` finds with uncompiled code, which takes no time to compile.
+
+    That may need twice the memory of compiled code. Where it finds too little, and the run trains with compiled code,
+    return what `attempt(True)` finds with that.
+    """
+    try:
+        return attempt(False)
+    except Exception as error:
+        if not (compiles_on(device, run.train) and lacks_memory(error_sentence(error))):
+            raise
+    gc.collect()  # the traceback kept the model alive in a reference cycle
+    free_memory(device)
+    return attempt(True)
+
+
+def build(run: RunSpec, device: torch.device, *, compiled: bool) -> tuple[LanguageModel, Optimizer]:
+    """Return the model of a run on a device, as it trains in one process but not always compiled, and its optimiser."""
+    model = LanguageModel(run.model, checkpointing=run.train.checkpointing).initialise(run.seed).to(device)
+    if compiled:
+        model.compile_training()
+    return model, build_optimiser(model, model.recipe(), run.train)
+
+
 def _run(
-    run: RunSpec, evaluations: Sequence[Evaluation], workload: Workload, placement: DevicePlacement, *, timed: bool
+    run: RunSpec,
+    evaluations: Sequence[Evaluation],
+    workload: Workload,
+    placement: DevicePlacement,
+    compiled: bool,
+    *,
+    timed: bool,
 ) -> Trial:
-    """Train the study's model on one micro-batch of random tokens, uncompiled, and evaluate it on a batch each."""
-    model = LanguageModel(run.model, checkpointing=run.train.checkpointing).initialise(run.seed).to(placement.device)
-    optimiser = build_optimiser(model, model.recipe(), run.train)
+    """Train the study's model on one micro-batch of random tokens, and evaluate it on a batch each."""
+    model, optimiser = build(run, placement.device, compiled=compiled)
     training_step(model, optimiser, run, placement)
     model.eval()
     context = Context(data=workload, device=placement.device, autocast=placement.autocast)
@@ -238,12 +271,19 @@ def _inputs(run: RunSpec, placement: DevicePlacement) -> tuple[Tensor, Tensor]:
     return tokens[:, :-1], tokens[:, 1:]
 
 
-def _memory_message(run: RunSpec, placement: DevicePlacement) -> str:
-    rows = run.train.forward_batch(placement.processes.world)
-    return (
-        f"{rows} sequences of {run.length} tokens {NO_ROOM} of {placement.device}"
-        f"{_held_elsewhere(placement.device)}; lower train.micro_batch or set train.checkpointing=true."
+def _memory_failure(
+    failure: JobFailure, run: RunSpec, placement: DevicePlacement, log: Callable[[str], None]
+) -> JobFailure | None:
+    """Return the failure of a trial that lacks memory with what to do, None where training needs less: log that."""
+    world, device = placement.processes.world, placement.device
+    if run.train.mesh(world)[1] > 1:
+        log(f"{run.architecture} trains without a trial step, as one process has no room for the whole model.")
+        return None
+    message = (
+        f"{run.train.forward_batch(world)} sequences of {run.length} tokens {NO_ROOM} of {device}"
+        f"{_held_elsewhere(device)}; lower train.micro_batch or set train.checkpointing=true."
     )
+    return replace(failure, message=message)
 
 
 def _held_elsewhere(device: torch.device) -> str:

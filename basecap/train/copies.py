@@ -16,6 +16,7 @@ from basecap.train.average import WeightAverage
 from basecap.train.config import TrainConfig
 from basecap.train.distributed import Processes
 from basecap.train.layout import Layout
+from basecap.train.placement import compiles_on
 
 
 class Copies(Layout):
@@ -97,8 +98,7 @@ def _write(partial: Path, parts: dict[str, dict[str, Tensor]], step: int, config
 
 def lay_out(model: LanguageModel, config: TrainConfig, group: Processes) -> Layout:
     """Lay a model on its device over the processes, as `train.parallel` says."""
-    device = next(model.parameters()).device
-    compiles = device.type == "cuda" if config.compile is None else config.compile
+    compiles = compiles_on(next(model.parameters()).device, config)
     if config.parallel == "fsdp" and group.world > 1:
         from basecap.train.sharding import Shards  # half a second, which most runs need not wait
 

@@ -9,6 +9,7 @@ import torch
 from basecap.errors import ConfigError
 from basecap.system import environment
 from basecap.train.config import TrainSection
+from basecap.train.placement import compiles_on
 
 
 def settings(train: TrainSection, device: torch.device) -> dict[str, Any]:
@@ -18,7 +19,7 @@ def settings(train: TrainSection, device: torch.device) -> dict[str, Any]:
     found: dict[str, Any] = {"torch.use_deterministic_algorithms": True}
     if device.type == "cuda":
         found[environment.CUBLAS_VARIABLE] = environment.CUBLAS_BUFFERS
-    if _compiles(train, device):
+    if compiles_on(device, train):
         found |= {"torch._inductor.config.deterministic": True, "torch._dynamo.config.optimize_ddp": False}
     return found
 
@@ -37,7 +38,7 @@ def deterministic(train: TrainSection, device: torch.device) -> Iterator[None]:
     """
     with contextlib.ExitStack() as held:
         if train.deterministic:
-            if _compiles(train, device):
+            if compiles_on(device, train):
                 held.enter_context(_compiled_once())
             prepare(device, [train])
             held.enter_context(_repeating_operations())
@@ -52,10 +53,6 @@ def _repeating_operations() -> Iterator[None]:
         yield
     finally:
         torch.use_deterministic_algorithms(before, warn_only=warns)
-
-
-def _compiles(train: TrainSection, device: torch.device) -> bool:
-    return device.type == "cuda" if train.compile is None else train.compile
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ from typing import Literal
 
 import torch
 
+from basecap.train.config import TrainSection
 from basecap.train.distributed import Processes
 
 
@@ -30,3 +31,8 @@ class DevicePlacement:
     def autocast(self) -> contextlib.AbstractContextManager:
         """Return the autocast context of the run's precision."""
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16)
+
+
+def compiles_on(device: torch.device, config: TrainSection) -> bool:
+    """Return whether models are compiled to train on a device."""
+    return device.type == "cuda" if config.compile is None else config.compile

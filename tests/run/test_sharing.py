@@ -1,5 +1,6 @@
 """How many runs share a GPU: what a step takes, and what follows from it."""
 
+import contextlib
 from types import SimpleNamespace
 
 import pytest
@@ -49,6 +50,21 @@ def test_the_second_step_is_timed_and_graphs_keep_its_memory(graphs, memory, stu
     found = sharing.measure(run, torch.device("cpu"))
     assert len(steps) == 2 and (found.memory, found.total) == (memory, 80 * GIB)
     assert found.share == pytest.approx(0.6)  # 3e11 operations in half a second of 1e12 a second
+
+
+@pytest.mark.parametrize("compiles", [True, False])
+def test_a_step_that_does_not_fit_is_measured_as_it_trains(compiles, study, tmp_path, monkeypatch):
+    found = Footprint(memory=60 * GIB, share=0.5, total=80 * GIB)
+
+    def measured(run, device, compiled):
+        if not compiled:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.")
+        return found
+
+    monkeypatch.setattr(sharing, "_measure", measured)
+    run = first_run(study | {"train": study["train"] | {"compile": compiles}}, tmp_path)
+    with contextlib.nullcontext() if compiles else pytest.raises(torch.OutOfMemoryError):
+        assert sharing.measure(run, torch.device("cpu")) == found
 
 
 @pytest.mark.parametrize(

@@ -7,15 +7,20 @@ import torch
 import yaml
 
 from basecap.analysis import analyse
+from basecap.models.language_model import LanguageModel
 from basecap.ops import IMPLEMENTATIONS
+from basecap.plan.runs import plan_runs
 from basecap.plugins import load_plugin
 from basecap.records import StudyRecords
 from basecap.report.text_summary import remarks
+from basecap.run import trial
 from basecap.run.continue_text import continue_text
 from basecap.run.execute import execute
 from basecap.run.executors import Resources
-from basecap.run.trial import _held_elsewhere
+from basecap.run.jobs import Runtime
+from basecap.run.trial import _held_elsewhere, try_run
 from basecap.study.config import load_study, select
+from basecap.train.distributed import Processes
 from tests.records.made_up import run_info
 from tests.run._execute import PLUGIN
 
@@ -125,6 +130,46 @@ def test_a_leak_test_that_does_not_fit_stops_what_is_not_allowed(study, plugin, 
     assert found.runs[0].leak_test.startswith("passed in part, not tested: ")
     (line,) = (line for line in remarks(found) if line.startswith("Leak test of trial good (seed 0) not complete: "))
     assert line.endswith("; it has a verdict as --allow-unproved says.")
+
+
+@pytest.mark.parametrize(
+    ("settings", "room", "compiled", "words"),
+    [
+        ({"compile": True}, 4, [False, True], ""),
+        ({"compile": True}, 0, [False, True], "8 sequences of 32 tokens do not fit into the memory of cpu; lower "),
+        ({"compile": False}, 4, [False], "8 sequences of 32 tokens do not fit into the memory of cpu; lower "),
+        ({"compile": False, "parallel": "fsdp"}, 4, [False], ""),
+    ],
+)
+def test_a_trial_that_lacks_memory_is_repeated_as_training_needs_it(settings, room, compiled, words, study, tmp_path):
+    """Of two processes each has four gigabytes, of which an uncompiled step needs eight, and a compiled one four."""
+    taken, said = [], []
+
+    def training_step(model, optimiser, run, placement):
+        taken.append(model.compiled)
+        if room < (4 if model.compiled else 8):
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 8 GiB.")
+
+    path = tmp_path / "tiny.yaml"
+    path.write_text(yaml.safe_dump(study | {"train": study["train"] | {"batch": 16, **settings}}))
+    run, *_ = plan_runs(load_study(str(path)), 257)
+    runtime = Runtime(
+        records=StudyRecords(tmp_path),
+        device=torch.device("cpu"),
+        workloads={None: None},
+        evaluations=(),
+        group=Processes(world=2),
+        log=said.append,
+    )
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(trial, "training_step", training_step)
+        patched.setattr(trial, "_update", lambda *arguments: None)
+        patched.setattr(LanguageModel, "compile_training", lambda model: setattr(model, "compiled", True))
+        failure = try_run(run, runtime).failure
+    assert taken == compiled and (words == "") == (failure is None)
+    assert failure is None or failure.message.startswith(words)
+    untried = ["transformer++ trains without a trial step, as one process has no room for the whole model."]
+    assert said == (untried if "parallel" in settings else [])
 
 
 @pytest.mark.parametrize(("free", "words"), [(1, " (75% is held by other processes)"), (14, "")])
