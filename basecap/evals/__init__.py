@@ -13,6 +13,7 @@ from basecap.evals._contract import (
     evaluation,
 )
 from basecap.evals._passes import padded_lengths, token_losses
+from basecap.evals._replays import ReplayedPasses
 
 __all__ = [
     "EVALUATIONS",
@@ -22,6 +23,7 @@ __all__ = [
     "EvaluationConfig",
     "Measurement",
     "Outcome",
+    "ReplayedPasses",
     "SharedEvaluation",
     "build_evaluation",
     "evaluation",

@@ -14,6 +14,7 @@ from basecap.data import Tokenizer
 from basecap.data.config import Line
 from basecap.data.workload import Workload
 from basecap.errors import ConfigError
+from basecap.evals._replays import ReplayedPasses
 from basecap.models.language_model import LanguageModel
 from basecap.options import configured
 from basecap.records.documents import DocumentLosses
@@ -45,13 +46,14 @@ class Context(Generic[W]):
     """Inputs of an evaluation besides the model: the data of the run, the device and the precision.
 
     A `SharedEvaluation` measures the part of process `rank` of `world`. `note` shows a text beside the progress until
-    the next call, such as the progress of a long evaluation.
+    the next call, such as the progress of a long evaluation. `replays` makes passes of its model as CUDA graphs.
     """
 
     data: W
     device: torch.device
     autocast: Callable[[], AbstractContextManager]
     note: Callable[[str], None] = lambda text: None
+    replays: ReplayedPasses | None = None
     rank: int = 0
     world: int = 1
 

@@ -43,7 +43,8 @@ def token_losses(
     """Return the loss of each token in nats, float64 [B, T] on the context's device, zero where the target is negative.
 
     A compiled model reads passes of one of its lengths, filled up with rows whose losses do not count: every loss
-    depends on its own row alone. Rows of other models are one pass.
+    depends on its own row alone. They are replayed where the context has that model's `replays`. Rows of other models
+    are one pass.
 
     Args:
         model: on the context's device.
@@ -58,6 +59,12 @@ def token_losses(
         with context.autocast():
             return model.token_losses(inputs.to(context.device), targets.to(context.device)).double()
     rows, found = max(1, min(tokens_per_pass, TOKENS) // longer[0]), []
+    replays = context.replays if context.replays is not None and context.replays.model is model else None
+
+    def run(batch: Tensor) -> Tensor:
+        with context.autocast():
+            return model.token_losses(*batch, few_shapes=True)
+
     for first in range(0, count, rows):
         # Pinned memory, as a copy from other memory would wait for the passes before.
         whole = torch.zeros(2, rows, longer[0], dtype=torch.int64, pin_memory=context.device.type == "cuda")
@@ -65,7 +72,6 @@ def token_losses(
         part = slice(first, first + rows)
         own = whole[:, : len(inputs[part]), :width]
         own[0], own[1] = inputs[part], targets[part]
-        with context.autocast():
-            losses = model.token_losses(*whole.to(context.device, non_blocking=True), few_shapes=True)
-        found.append(losses[: own.shape[1], :width])
-    return torch.cat(found).double()
+        ran = run(whole.to(context.device, non_blocking=True)) if replays is None else replays.losses(run, whole)
+        found.append(ran[: own.shape[1], :width].double())  # a copy, as the next pass may write to the same memory
+    return torch.cat(found)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from basecap.errors import Interrupted, LostDirectory, TrainingError
-from basecap.evals import Context
+from basecap.evals import Context, ReplayedPasses
 from basecap.evals.domain_loss import DomainLoss
 from basecap.models.language_model import LanguageModel
 from basecap.ops import IMPLEMENTATIONS
@@ -130,8 +130,7 @@ def _train(run: RunSpec, runtime: Runtime, started: RunInfo, wall: WallTime) -> 
             wall=wall,
             traced=profile.step if profile else nullcontext,
         )
-    context = Context(data=workload, device=device, autocast=placement.autocast, note=trainer.note)
-
+    context = _context(trainer, run, runtime)
     points = run.timetable.tokens
 
     def evaluate_point(model: LanguageModel, step: int, tokens: int) -> bool:
@@ -167,10 +166,24 @@ def _train(run: RunSpec, runtime: Runtime, started: RunInfo, wall: WallTime) -> 
     with trainer.following(run.label, stopped or run.timetable.steps), wall.part("evaluations"):
         stored = _stored(run, trainer.records, wall)
         with phase(f"{run.label}: leak test") if runtime.group.is_leader else nullcontext():
-            leaks = _leak_test(model, run, runtime, context, stored)
+            leaks = _leak_test(model, run, runtime, replace(context, replays=None), stored)
     parameters, state = model.parameters_count(), model.state_bytes(run.length)
     ended = replace(started, status="finished", parameters=parameters, state_bytes=state, stopped=stopped)
     return replace(ended, leak_test=leaks, cuda_graphs=trainer.graphs.record if trainer.graphs else None)
+
+
+def _context(trainer: Trainer, run: RunSpec, runtime: Runtime) -> Context:
+    """Return what the evaluations of a run are given; their passes are CUDA graphs where its steps may be."""
+    replays = None
+    if trainer.graphs is not None and trainer.model.compiled:
+        replays = ReplayedPasses(trainer.model, lambda words: runtime.log(f"{run.label}: {words}"))
+    return Context(
+        data=trainer.workload,
+        device=runtime.device,
+        autocast=trainer.placement.autocast,
+        note=trainer.note,
+        replays=replays,
+    )
 
 
 def _profile(run: RunSpec, runtime: Runtime, records: RunRecords) -> StepProfile | None:
@@ -225,7 +238,7 @@ def _compiling(trainer: Trainer, run: RunSpec, runtime: Runtime, context: Contex
             model = trainer.layout.whole().eval()
             with torch.no_grad(), undisturbed(runtime.device):
                 for evaluation in (found for found in runtime.evaluations if isinstance(found, DomainLoss)):
-                    evaluation.trial(model, context)
+                    evaluation.trial(model, replace(context, replays=None))
             trainer.model.train()
 
 

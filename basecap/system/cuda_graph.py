@@ -12,6 +12,8 @@ Result = TypeVar("Result")
 
 #: Runs before the capture: they compile, tune and allocate.
 WARM_UP = 3
+#: Share of the free memory that what is captured may take: a graph keeps it, and other work needs its own beside it.
+ROOM = 0.5
 #: Graphs whose capture failed: PyTorch's allocator of host memory still asks them whether they capture.
 _FAILED: list[torch.cuda.CUDAGraph] = []
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from basecap.data.workload import Batch
 from basecap.errors import ConfigError
-from basecap.system.cuda_graph import WARM_UP, GraphPool
+from basecap.system.cuda_graph import ROOM, WARM_UP, GraphPool
 from basecap.train.config import TrainConfig
 from basecap.train.optim import can_be_captured, capturable, hold_learning_rates
 from basecap.train.placement import DevicePlacement
@@ -24,9 +24,6 @@ from basecap.train.step import LaunchedStep, TrainingStep
 
 Result = TypeVar("Result")
 Shapes = tuple[torch.Size, ...]
-
-#: Share of the free memory that the memory of a step may be: graphs keep it, and evaluations need theirs beside it.
-ROOM = 0.5
 
 
 class Pool(Protocol):
