@@ -58,23 +58,27 @@ class Interrupted(KeyboardInterrupt):
         return self.message
 
 
-def nearest(name: str, known: Iterable[str], see: str | None = None) -> str:
+def nearest(name: str, known: Iterable[str], see: str | None = None, within: str = "") -> str:
     """Return a hint for an unknown `name`: the nearest valid names, else the command `see` that lists all, else all.
+
+    Names that are suggested begin with `within`, such as the section of a key and a point.
 
     >>> nearest("mamba2", ["mamba-1", "mamba-2"])
     "did you mean 'mamba-2'?"
     >>> nearest("mamba", ["based", "mamba-1", "mamba-2"])
     "did you mean 'mamba-1' or 'mamba-2'?"
+    >>> nearest("token", ["lr", "tokens"], within="train.")
+    "did you mean 'train.tokens'?"
     """
     known = sorted(known)
     wanted, folded = str(name).lower(), {one.lower(): one for one in known}
     if difflib.get_close_matches(wanted, folded, n=1, cutoff=0.6):
         near = {one: difflib.SequenceMatcher(None, one, wanted).ratio() for one in folded}
-        equal = [repr(folded[one]) for one, ratio in near.items() if ratio == max(near.values())]
+        equal = [repr(within + folded[one]) for one, ratio in near.items() if ratio == max(near.values())]
         return f"did you mean {' or '.join(equal)}?"
     if see is not None:
         return f"see `{see}`."
-    return f"known: {', '.join(known) or 'none'}."
+    return f"choose from {', '.join(known)}." if known else "there are none."
 
 
 def describe_problem(problem: Mapping[str, Any]) -> str:

@@ -14,9 +14,9 @@ KNOWN = ["mamba-2", "RWKV-7", "transformer++"]
         ("mamba2", KNOWN, "did you mean 'mamba-2'?"),
         ("MAMBA-2", KNOWN, "did you mean 'mamba-2'?"),
         ("rwkv7", KNOWN, "did you mean 'RWKV-7'?"),
-        ("hyena", KNOWN, "known: RWKV-7, mamba-2, transformer++."),
-        ("hyena", (), "known: none."),
-        (7, ["8"], "known: 8."),
+        ("hyena", KNOWN, "choose from RWKV-7, mamba-2, transformer++."),
+        ("hyena", (), "there are none."),
+        (7, ["8"], "choose from 8."),
     ],
 )
 def test_the_nearest_name_is_suggested_else_all(name: str, known: list[str], hint: str):

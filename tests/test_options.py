@@ -35,7 +35,7 @@ def test_values_are_taken_and_the_rest_has_its_default():
     ("options", "message"),
     [
         ({"widht": 8}, "unknown option 'widht' of mixer 'x': did you mean 'width'?"),
-        ({"zzz": 8}, "unknown option 'zzz' of mixer 'x': known: causal, chunk, lengths, rate, width."),
+        ({"zzz": 8}, "unknown option 'zzz' of mixer 'x': choose from causal, chunk, lengths, rate, width."),
         ({}, "mixer 'x' needs the option 'width'; add it."),
         ({"width": True}, "option 'width' of mixer 'x' cannot be True: it should be a number, not true or false."),
         ({"width": 8, "rate": False}, "option 'rate' of mixer 'x' cannot be False: it should be a number, not"),

@@ -14,20 +14,23 @@ from basecap.data.task_config import TaskSection
 from basecap.data.tokenizer import BYTES
 from basecap.errors import ConfigError, nearest
 from basecap.names import PAPER, at_scale
-from basecap.options import first_problem
+from basecap.options import Problem, first_problem
 from basecap.records import StudyRecords
 from basecap.study.architectures import ArchitectureEntry, PatternEntry, Section, SizeConfig, SizeOverride, entry_keys
 from basecap.study.published import FigureConfig, PublishedSection
-from basecap.study.study_file import READ_ONLY, apply_setting, read_study, refuse_untested_shifts
+from basecap.study.study_file import READ_ONLY, apply_setting, own_scales, read_study, refuse_untested_shifts
 from basecap.study.value_errors import describe_value_error, shown
 from basecap.tasks import Readout
 from basecap.train.config import TrainSection
+
+#: Kinds of problems that are keys which no section has.
+UNKNOWN = ("extra_forbidden", "invalid_key")
 
 #: Names of studies: they become directories.
 NAME = re.compile(r"\w[\w .+,=-]{0,99}")
 
 #: Batches are drawn by the hash of a seed of 64 bits.
-Seed = Annotated[Count, Field(ge=-(2**63), lt=2**63)]
+Seed = Annotated[Count, Field(ge=0, lt=2**63)]
 
 #: What a gap may cost and still keep the capability, the same in every study: a tenth of the reference's tokens. How
 #: many nats that is follows from the reference's own training, so it means the same at every size.
@@ -256,7 +259,7 @@ def load_study(study: str, settings: Sequence[str] = (), scale: str | None = Non
             apply_setting(layer, setting)
             refuse_untested_shifts(layer, content, f"--set {setting}")
     chosen = content.get("scale")
-    where = study if chosen in (None, PAPER) else f"{study} at scale {chosen}"
+    where = study if chosen in (None, PAPER) else at_scale(study, chosen)
     try:
         config = validate(content, where)
     except ConfigError:
@@ -265,6 +268,7 @@ def load_study(study: str, settings: Sequence[str] = (), scale: str | None = Non
 
             refuse_absent_plugins(StudyRecords(Path(study).parent))
         raise
+    _refuse_keys_at_other_scales(study, chosen)
     names = [entry.name for entry in config.architectures]
     if config.reference not in names and config.task is None:
         for entry in config.architectures:  # a misspelt name is reported as such, not as a missing reference
@@ -338,14 +342,35 @@ def validate(content: dict[str, Any], study: str) -> StudyConfig:
     except ConfigError as error:
         raise ConfigError(f"study {study}: {error}") from error
     except ValidationError as error:
-        unknown = ("extra_forbidden", "invalid_key")
-        problem = first_problem(error, before=unknown)
-        if problem.kind in unknown:
-            raise ConfigError(f"study {study}: unknown key {problem.where!r}: {_nearest_key(problem.place)}") from error
+        problem = first_problem(error, before=UNKNOWN)
+        if problem.kind in UNKNOWN:
+            raise ConfigError(f"study {study}: {_unknown_key(problem)}") from error
         if problem.kind == "missing":
             raise ConfigError(f"study {study}: {problem.where!r} is missing; add it.") from error
         given = f"study {study}: {problem.where} = {shown(problem.given)}"
         raise ConfigError(f"{given}: {describe_value_error(problem, StudyConfig, content)}") from error
+
+
+def _refuse_keys_at_other_scales(study: str, chosen: str | None) -> None:
+    """Raise ConfigError for an unknown key that a study file sets at a scale other than the chosen one.
+
+    Values are not checked: --set, which comes after those of a scale, may be meant for the chosen scale only.
+    """
+    for scale in own_scales(study):
+        if scale == chosen:
+            continue
+        try:
+            StudyConfig.model_validate(read_study(study, scale))
+        except ConfigError:
+            continue
+        except ValidationError as error:
+            problem = first_problem(error, before=UNKNOWN)
+            if problem.kind in UNKNOWN:
+                raise ConfigError(f"study {at_scale(study, scale)}: {_unknown_key(problem)}") from error
+
+
+def _unknown_key(problem: Problem) -> str:
+    return f"unknown key {problem.where!r}: {_nearest_key(problem.place)}"
 
 
 def _nearest_key(place: Sequence[Any]) -> str:
@@ -353,7 +378,9 @@ def _nearest_key(place: Sequence[Any]) -> str:
     *parents, last = place
     others = [f"{name}.{last}" for name in ("train", "data", "task", "model", "gap") if last in _keys([name])]
     others += [last] if last in _keys([]) else []
-    return f"did you mean {others[0]!r}?" if others and len(parents) < 2 else nearest(str(last), _keys(parents))
+    if others and len(parents) < 2:
+        return f"did you mean {others[0]!r}?"
+    return nearest(str(last), _keys(parents), within="".join(f"{part}." for part in parents))
 
 
 def _keys(place: list[Any]) -> list[str]:

@@ -53,6 +53,11 @@ def read_study(study: str, scale: str | None = None) -> dict[str, Any]:
     return _at_scale(content, study, scale, default=PAPER if own else None)
 
 
+def own_scales(study: str) -> list[str]:
+    """Return the names of the scales that a study file, which is not built in, overrides itself."""
+    return [] if study in library() else list(_parse(_find(study)).get("scales") or ())
+
+
 def apply_setting(content: dict[str, Any], setting: str) -> None:
     """Set the key of a study's `content` that "a.b=value" names, the value in YAML; raises ConfigError."""
     key, equals, text = setting.partition("=")

@@ -234,7 +234,7 @@ def test_data_inspect_shows_examples_of_a_task(basecap):
         (("plan", "mamba-2"), "see `basecap list studies`. To train a mixer, run quickstart --only NAME."),
         (("run", "mine.py"), "mine.py is Python, not a study; write for example quickstart --plugin mine.py."),
         (("list", "mixer"), "mixers"),
-        (("list", "xyz"), "cannot list 'xyz': known: backbones, domains, evals, mixers, settings, studies, tasks."),
+        (("list", "xyz"), "cannot list 'xyz': choose from backbones, domains, evals, mixers, settings, studies, tasks."),
         (("run", "quickstart", "--only", "bassed"), "based"),
         (("run", "quickstart", "--set", "train.tokns=1"), "tokens"),
         (("run", "quickstart", "--plugin", "none.py"), "does not exist"),

@@ -242,7 +242,7 @@ def test_unknown_names_are_refused(slimpajama, tmp_path):
     )
     assert "source 'text' does not use data.hub; remove it" in refused(source="text", hub="a", train=["notes"])
     assert "named twice" in refused(source="slimpajama", train=["c4"], ood=["c4"])
-    assert "'c5' is not in data.train: known: c4" in refused(source="slimpajama", train=["c4"], weights={"c5": 1.0})
+    assert "'c5' is not in data.train: choose from c4" in refused(source="slimpajama", train=["c4"], weights={"c5": 1.0})
     assert "set data.cluster to path, or to path/N" in refused(source="installed", train=["prose"], cluster="meta.repo")
     assert "for every domain" in refused(source="slimpajama", train=["c4", "book"], weights={"c4": 1.0})
 
@@ -253,12 +253,12 @@ def test_directories_that_hold_nothing_are_refused(tmp_path):
     assert "is not a directory" in refused(source="text", path=str(tmp_path / "no"), train=["c4"])
     assert f"train has no file that ends in {ENDINGS}" in refused(source="slimpajama", path=str(tmp_path), train=["c4"])
     assert "domain 'notes' is empty" in refused(source="text", path=str(tmp_path), train=["notes"])
-    words = f"has no domain 'notes' (notes with the ending {ENDINGS}, or such files below notes/): known: none."
+    words = f"has no domain 'notes' (notes with the ending {ENDINGS}, or such files below notes/): there are none."
     assert words in refused(source="jsonl", path=str(tmp_path), train=["notes"])
     write_lines(tmp_path / "c4.parquet" / "part-0.jsonl", [{"text": "a"}])
-    assert "known: c4.parquet." in refused(source="jsonl", path=str(tmp_path), train=["c4"])
+    assert "choose from c4.parquet." in refused(source="jsonl", path=str(tmp_path), train=["c4"])
     assert len(documents(source="jsonl", path=str(tmp_path), train=["c4.parquet"])) == 1
-    words = "has no domain 'web' (a folder web/ of text files): known: c4.parquet, notes."
+    words = "has no domain 'web' (a folder web/ of text files): choose from c4.parquet, notes."
     assert words in refused(source="text", path=str(tmp_path), train=["web"])
 
 

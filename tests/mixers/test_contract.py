@@ -303,7 +303,7 @@ def test_missing_and_spare_recipes_are_named():
     ):
         initialise(Pair(names=("first", "second", "third")), recipes, 0)
     with pytest.raises(
-        ConfigError, match=r"Pair: recipe\(\) names 'second\.bias', which is not a parameter; known: first\.bias"
+        ConfigError, match=r"Pair: recipe\(\) names 'second\.bias', which is not a parameter; choose from first\.bias"
     ):
         initialise(Pair(names=("first",)), recipes, 0)
 

@@ -87,6 +87,10 @@ def test_a_directory_is_of_one_scale(tmp_path):
         ({"scales": {"test": {"name": "x"}}}, r"a scale cannot change name; remove scales\.test\.name"),
         ({"scales": {"test": {"model": {"hidden": 0}}}}, r"more\.yaml at scale test: model\.hidden = 0: should be"),
         ({"scales": {"test": {"train": {"token": 1}}}}, r"at scale test: unknown key 'train\.token': did you mean"),
+        (
+            {"scales": {"gpu": {"data": {"pth": "x"}}}},
+            r"at scale gpu: unknown key 'data\.pth': did you mean 'data\.path'",
+        ),
         ({"scale": "labtop"}, r"has no scale 'labtop': did you mean 'laptop'"),
         ({"extend": "base"}, r"unknown key 'extend': did you mean 'extends'"),
         ({"summary": 1}, r"more\.yaml at scale test: summary = 1"),
