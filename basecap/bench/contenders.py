@@ -14,8 +14,10 @@ from basecap.mixers import ARCHITECTURES
 from basecap.models.config import ModelConfig, model_config
 from basecap.models.language_model import LanguageModel, outline
 from basecap.names import split_backbone
+from basecap.plan.estimate import UTILISATION, matrix_rate
 from basecap.plan.runs import model_of
 from basecap.study.config import load_study, select, with_named
+from basecap.system.progress import duration
 
 #: Models by the name that their rows have.
 Contenders = dict[str, ModelConfig]
@@ -24,6 +26,8 @@ Row = dict[str, Any]
 
 #: PyTorch's attention kernels on a GPU: the first contender runs with each, the others are compared with all of them.
 ATTENTIONS = {"FlashAttention-2": SDPBackend.FLASH_ATTENTION, "cuDNN": SDPBackend.CUDNN_ATTENTION}
+#: Seconds from which a measurement is said to be long.
+LONG = 60
 #: What a comparison with the fastest of `ATTENTIONS` is called.
 FASTEST = "its fastest attention"
 
@@ -69,6 +73,15 @@ def of_study(study: str, names: Sequence[str], *, scale: str | None, length: int
     found = {name: model.model_copy(update={"max_length": length or config.length}) for name, model in models.items()}
     _refuse_impossible(found)
     return found
+
+
+def announcement(operations: float, device: torch.device) -> str | None:
+    """Return how long a benchmark of this many operations takes on a CPU, and what to do; None if it is short."""
+    seconds = operations / UTILISATION[0] / matrix_rate(device) if device.type == "cpu" else 0.0
+    if seconds < LONG:
+        return None
+    smaller = "choose smaller ones, or small models with --study quickstart"
+    return f"at these sizes this takes at least {duration(seconds)} on this CPU; {smaller}."
 
 
 def entries(contenders: Contenders, device: torch.device) -> list[tuple[str, str | None, ModelConfig]]:

@@ -11,7 +11,7 @@ from basecap.bench.contenders import Contenders, Row, entries, label
 from basecap.bench.models import measure
 from basecap.models.config import ModelConfig
 from basecap.models.decoding_speed import Load, time_alone, time_decoding
-from basecap.models.language_model import LanguageModel
+from basecap.models.language_model import LanguageModel, outline
 from basecap.system.environment import describe
 
 #: Nominal bytes per second of the memory, by a part of the device's name.
@@ -57,6 +57,11 @@ def run(
     found: dict[str, Any] = {"environment": describe(device), "load": asdict(load), "complete": False, "rows": []}
     measure("bench generate", jobs, found, speeds=SPEEDS, device=device, save=save)
     return found
+
+
+def operations(contenders: Contenders, load: Load) -> float:
+    """Return the operations of reading all prompts once."""
+    return load.batch * sum(outline(config).flops(load.prompt) for config in contenders.values())
 
 
 def shown(row: Row) -> Row:

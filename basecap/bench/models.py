@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from basecap.bench import peers
 from basecap.bench.contenders import Contenders, Row, compare, entries, label, with_attention
 from basecap.models.config import ModelConfig
-from basecap.models.language_model import LanguageModel
+from basecap.models.language_model import LanguageModel, outline
 from basecap.ops import recorded
 from basecap.system.environment import describe
 from basecap.system.progress import progress
@@ -85,6 +85,12 @@ def run(
     return found
 
 
+def operations(contenders: Contenders, setting: BenchSetting) -> float:
+    """Return the operations of the fewest steps that `run` takes, those of slow models."""
+    steps = [outline(config).training_flops(setting.length) for config in contenders.values()]
+    return 3 * setting.batch * sum(steps)
+
+
 def measure(
     title: str,
     jobs: Sequence[Job],
@@ -121,9 +127,10 @@ def measure(
 
 
 def shown(row: Row) -> Row:
-    """Return what a table on the terminal shows of a row."""
+    """Return what a table on the terminal shows of a row: nothing that this device does not have."""
     hidden = ("architecture", "attention", "ops")  # -v prints the ops
-    return {"architecture": label(row), **{key: row[key] for key in row if key not in hidden}}
+    cells = {key: value for key, value in row.items() if key not in hidden and value is not None}
+    return {"architecture": label(row), **cells}
 
 
 def _attempt(job: Callable[[], Row]) -> Row:

@@ -87,7 +87,8 @@ def bench_models(
     """Measure the training speed of whole architectures."""
     _refuse_scale_alone(study, scale)
 
-    from basecap.bench.models import BenchSetting, shown
+    from basecap.bench.contenders import announcement
+    from basecap.bench.models import BenchSetting, operations, shown
     from basecap.bench.models import run as bench
     from basecap.system.environment import choose_device
 
@@ -95,7 +96,10 @@ def bench_models(
     models = _contenders(study, only, scale, hidden, length)
     first = next(iter(models.values()))
     setting = BenchSetting(hidden=first.hidden, vocab=first.vocab, length=first.max_length, batch=batch)
-    found = bench(models, setting, device=choose_device(device), peer=peer, save=partial(store, path=json_file))
+    place = choose_device(device)
+    if said := announcement(operations(models, setting), place):
+        log(said)
+    found = bench(models, setting, device=place, peer=peer, save=partial(store, path=json_file))
     print_table("training speed", [shown(row) for row in found["rows"]], as_json=False)
     _finish(found, json_file)
 
@@ -120,15 +124,19 @@ def bench_generate(
     """Measure how fast architectures read a prompt and write text: time to first token, tokens per second, memory."""
     _refuse_scale_alone(study, scale)
 
+    from basecap.bench.contenders import announcement
+    from basecap.bench.decoding import operations, shown, shown_alone
     from basecap.bench.decoding import run as bench
-    from basecap.bench.decoding import shown, shown_alone
     from basecap.models.decoding_speed import Load
     from basecap.system.environment import choose_device
 
     load_plugins(plugin)
     load = Load(prompt=prompt, new=new, batch=batch, rows=rows)
     models = _contenders(study, only, scale, hidden, load.length)
-    found = bench(models, load, device=choose_device(device), save=partial(store, path=json_file))
+    place = choose_device(device)
+    if said := announcement(operations(models, load), place):
+        log(said)
+    found = bench(models, load, device=place, save=partial(store, path=json_file))
     print_table("generation", [shown(row) for row in found["rows"]], as_json=False)
     print_table("one sequence, tokens/s", shown_alone(found["rows"]), as_json=False)
     _finish(found, json_file)

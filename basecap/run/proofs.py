@@ -40,11 +40,15 @@ Proofs = Mapping[str, Mapping[str, Any]]
 class Doubt:
     """What is wrong with an architecture that can be trained, as the end of a sentence that begins with its name.
 
-    `stops` says that no proof excludes a leak, so that it trains only where the user allows it.
+    Attributes:
+        words: what is wrong, also for reports and for who loads a model later.
+        stops: no proof excludes a leak, so that it trains only where the user allows it.
+        anyway: it trains, and `words` do not say so.
     """
 
     words: str
     stops: bool
+    anyway: bool = False
 
 
 def refuse_leaks(runs: Sequence[RunSpec], device: torch.device, held: Proofs | None = None) -> dict[str, Any]:
@@ -127,8 +131,12 @@ def doubt(run: RunSpec, device: torch.device, proofs: Proofs, untested: Sequence
     if not broken:
         return None
     count = f"{len(broken)} check{'s' if len(broken) > 1 else ''}"
-    stays = repair if sees else "it is trained anyway"
-    return Doubt(words=f"fails {count} of basecap check ({broken[0]}); {stays}; {details}", stops=sees and not allowed)
+    words = f"fails {count} of basecap check ({broken[0]})"
+    return Doubt(
+        words=f"{words}; {repair}; {details}" if sees else f"{words}; {details}",
+        stops=sees and not allowed,
+        anyway=not sees,
+    )
 
 
 def _first_of(reasons: Sequence[str]) -> str:

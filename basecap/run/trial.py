@@ -131,9 +131,9 @@ def _doubts(
     proofs = runtime.records.environment().get("proofs", {})
     doubts = {run.architecture: doubt(run, runtime.device, proofs, untested[run.architecture], allowed) for run in runs}
     faults = {name: None if held is None or held.stops else held.words for name, held in doubts.items()}
-    for name, fault in faults.items():
-        if fault is not None:
-            runtime.log(f"{name} {fault}")
+    for name, held in doubts.items():
+        if held is not None and not held.stops:
+            runtime.log(f"{name} {held.words}{'; it is trained anyway' if held.anyway else ''}")
     _record(faults, runtime.records)
     return doubts
 
@@ -241,9 +241,7 @@ def training_step(model: LanguageModel, optimiser: Optimizer, run: RunSpec, plac
             where = first_bad_module(model, *_inputs(run, placement))
         raise TrainingError(f"the loss of a first step is not finite; first bad: {where or 'not found again'}.")
     if not math.isfinite(norm.item()):
-        raise TrainingError(
-            "the gradients of a first step are not finite, where the loss is; correct the backward pass."
-        )
+        raise TrainingError("the loss of a first step is finite, but its gradients are not; correct the backward pass.")
     optimiser.step()
 
 

@@ -119,8 +119,8 @@ class _Pace:
         if self.rate is None:
             return ""
         work, pauses = (self.total - self.done) / self.rate, self.pauses.left
-        if self.pauses.running and not work and not pauses:
-            return ""  # the last pause takes longer than those before
+        if not work and not pauses:
+            return ""  # done, or the last pause takes longer than those before
         return f"more than {duration(work)} left" if pauses is None else f"{duration(work + pauses)} left"
 
 
@@ -262,8 +262,7 @@ class _Lines:
         pace = self.pace
         line = f"{self.label}: {pace.done:,.0f} of {pace.total:,.0f} {self.unit}"
         line += f" ({100 * pace.done / max(pace.total, 1):.0f} %)"
-        if pace.rate is not None:
-            line += f", {_number(pace.rate)} {self.unit}/s" + (f", {pace.left}" if pace.left else "")
+        line = ", ".join(filter(None, (line, _rate(pace.rate, self.unit), pace.left)))
         write_line(f"{line}; {self.note}" if self.note else line, self.stream)
         self.written, self.has_written = self.now, True
 
@@ -284,13 +283,15 @@ def duration(seconds: float) -> str:
     return f"{whole / DAY:,.0f} days" if whole < 2 * YEAR else f"{whole / YEAR:,.0f} years"
 
 
-def _number(rate: float) -> str:
-    """Format a rate with three digits, or as a whole number.
+def _rate(rate: float | None, unit: str) -> str:
+    """Return a rate with three digits, or as a whole number; of few units a second the time left says more.
 
-    >>> _number(0.06089), _number(1528.4)
-    ('0.0609', '1,528')
+    >>> _rate(1.4286, "files"), _rate(1528.4, "tokens"), _rate(0.06089, "runs")
+    ('1.43 files/s', '1,528 tokens/s', '')
     """
-    return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
+    if rate is None or rate < 1:
+        return ""
+    return f"{rate:,.0f} {unit}/s" if rate >= 100 else f"{rate:.3g} {unit}/s"
 
 
 class _Label(ProgressColumn):
@@ -306,9 +307,6 @@ class _Label(ProgressColumn):
 
 @contextmanager
 def _bar(label: str, pace: _Pace, unit: str, stream: TextIO) -> Iterator[Advance]:
-    def rate(task: Task) -> str:
-        return f"{_number(pace.rate)} {unit}/s" if pace.rate else ""
-
     def advance(n: float, note: str = "") -> None:
         pace.advance(n)
         bar.update(task, advance=n, note=note)
@@ -317,7 +315,7 @@ def _bar(label: str, pace: _Pace, unit: str, stream: TextIO) -> Iterator[Advance
         _Label(lambda task: task.description),
         BarColumn(bar_width=None, table_column=Column(ratio=1)),  # fills the remaining width
         MofNCompleteColumn(table_column=Column(no_wrap=True)),
-        _Label(rate, table_column=Column(no_wrap=True)),
+        _Label(lambda task: _rate(pace.rate, unit), table_column=Column(no_wrap=True)),
         _Label(lambda task: pace.left, table_column=Column(no_wrap=True)),
         _Label(lambda task: task.fields["note"]),
     )

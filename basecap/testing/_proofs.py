@@ -62,7 +62,7 @@ def repetition(harness: Harness) -> Check:
     again = harness.layers(harness.x)
     error = 0.0 if torch.equal(again, harness.y) else largest(again, harness.y)
     allowed = roundoff(torch.float64) * harness.slack(torch.float64)
-    advice = "; remove what is random"
+    advice = "; remove what is random or kept from one call to the next"
     if error > allowed:
         with evaluation(harness.layers):
             if torch.equal(harness.layers(harness.x), harness.layers(harness.x)):
@@ -138,9 +138,15 @@ def causal_gradients(harness: Harness) -> Iterator[Check]:
     forward = harness.place("forward")
     x = harness.x.clone().requires_grad_()
     y = harness.layers(x)
-    lost = not y.requires_grad or torch.autograd.grad(y.sum(), x, allow_unused=True)[0] is None
+    grad = torch.autograd.grad(y.sum(), x, allow_unused=True)[0] if y.requires_grad else None
     broken = f"the output of {forward} has no gradient in its input; do not use torch.no_grad, detach or NumPy there"
-    yield harness.check("output has a gradient", float(lost), 0.0, broken)
+    yield harness.check("output has a gradient", float(grad is None), 0.0, broken)
+    wrong = 0 if grad is None else int((~grad.isfinite()).sum())
+    broken = (
+        f"the output of {forward} is finite, but its gradient is NaN or infinite in {wrong} of {x.numel()} elements of "
+        "the input; look for a root of 0, or a division by 0 in what torch.where or a mask leaves out"
+    )
+    yield harness.check("finite gradient", wrong, 0.0, broken)
     broken = (
         f"{forward} sees the future if gradients are enabled: outputs before position {cut} change with later inputs"
     )

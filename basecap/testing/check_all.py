@@ -48,9 +48,7 @@ def check_all(
         ConfigError: an unknown name.
     """
     for use, backbone in map(split_backbone, names):
-        ARCHITECTURES.get(use)
-        if backbone is not None:
-            BACKBONES.get(backbone)
+        BACKBONES.get(backbone or ARCHITECTURES.get(use).backbone)
     chosen = list(dict.fromkeys(names)) or ([] if tasks else ARCHITECTURES.names())
     ops = [] if names or tasks else list(OPS)
     found: list[dict[str, Any]] = []
@@ -102,10 +100,11 @@ def covered(longest: int = LONGEST) -> str:
     thorough = longest > LENGTH
     more = f"1 row of {longest if thorough else LONGEST:,} tokens, layer index 1"
     further = (
-        f"; causality and decoding also on {more}" if thorough else f" (--thorough adds {more}, and a CPU's kernels)"
+        f"; causality and decoding also on {more}"
+        if thorough
+        else f" (--thorough adds {more} and the kernels for CPUs)"
     )
-    study = "`basecap run` proves a mixer from a plugin in the sizes of its study, see the report"
-    return f"mixers were checked on {own}{further}. {study}."
+    return f"mixers were checked on {own}{further}. `basecap run` tests yours again in the sizes of its study."
 
 
 def _mixer_rows(name: str, device: torch.device, longest: int) -> Iterator[dict[str, Any]]:

@@ -10,12 +10,13 @@ import torch
 from torch import Tensor, nn
 from typer.testing import CliRunner
 
-from basecap.bench import models, peers
-from basecap.bench.contenders import named, of_study, with_attention
+from basecap.bench import contenders, decoding, models, peers
+from basecap.bench.contenders import announcement, named, of_study, with_attention
 from basecap.bench.models import run, shown
 from basecap.cli import app
 from basecap.errors import ConfigError
 from basecap.models.config import model_config
+from basecap.models.decoding_speed import Load
 from basecap.models.language_model import LanguageModel
 
 NAMES = ["transformer++", "transformer++ window"]
@@ -31,7 +32,7 @@ def test_rows_agree_with_their_setting():
         assert row["tokens_per_s"] == pytest.approx(2 * 16 * 1e3 / row["ms_per_step"])
         assert row["tflops"] > 0 and row["mfu"] is None and row["mfu_palm"] is None
         assert "note" not in row
-        assert row["ops"].keys() >= {"linear_cross_entropy"} and "ops" not in shown(row)
+        assert row["ops"].keys() >= {"linear_cross_entropy"} and not {"ops", "mfu"} & shown(row).keys()
     assert found["rows"][0]["relative to transformer++"] == 1.0
     assert found["setting"]["length"] == 16 and found["environment"]["packages"]["torch"]
     assert found["complete"]
@@ -63,6 +64,19 @@ def test_utilisation_is_relative_to_the_device(monkeypatch: pytest.MonkeyPatch):
     (row,) = run(FIRST, **TINY)["rows"]
     assert row["mfu"] == pytest.approx(row["tflops"] / 989)
     assert row["mfu"] < row["mfu_palm"] < 2 * row["mfu"]
+
+
+def test_hours_on_a_cpu_are_announced(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(contenders, "matrix_rate", lambda device: 1e9)
+    setting = models.BenchSetting(length=2048, batch=16)
+    large = models.operations(named(["transformer++"], hidden=768, vocab=32_000, length=2048), setting)
+    assert large > 3 * 16 * 2048 * 6 * 100e6
+    said = announcement(large, torch.device("cpu"))
+    assert said.startswith("at these sizes this takes at least 2 days on this CPU; choose smaller ones, or small")
+    assert announcement(large, torch.device("cuda")) is None
+    reading = decoding.operations(MODELS, Load(prompt=16, new=32, batch=2))
+    assert 0 < reading < models.operations(MODELS, TINY["setting"])
+    assert announcement(reading, torch.device("cpu")) is None
 
 
 def test_an_architecture_in_another_body():

@@ -234,7 +234,10 @@ def test_data_inspect_shows_examples_of_a_task(basecap):
         (("plan", "mamba-2"), "see `basecap list studies`. To train a mixer, run quickstart --only NAME."),
         (("run", "mine.py"), "mine.py is Python, not a study; write for example quickstart --plugin mine.py."),
         (("list", "mixer"), "mixers"),
-        (("list", "xyz"), "cannot list 'xyz': choose from backbones, domains, evals, mixers, settings, studies, tasks."),
+        (
+            ("list", "xyz"),
+            "cannot list 'xyz': choose from backbones, domains, evals, mixers, settings, studies, tasks.",
+        ),
         (("run", "quickstart", "--only", "bassed"), "based"),
         (("run", "quickstart", "--set", "train.tokns=1"), "tokens"),
         (("run", "quickstart", "--plugin", "none.py"), "does not exist"),
@@ -427,5 +430,5 @@ def test_a_narrow_terminal_breaks_sentences_but_no_number(monkeypatch, capsys):
     ]
     terminal.print_table("plan", rows, as_json=False)
     printed = capsys.readouterr().out
-    assert "transformer++ no position" in printed and "1234" in printed and "0.0004186" in printed
+    assert "transformer++ no position" in printed and "1,234" in printed and "0.0004186" in printed
     assert "10 s to 26 s" not in printed and "parameters" in printed

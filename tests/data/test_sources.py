@@ -242,7 +242,9 @@ def test_unknown_names_are_refused(slimpajama, tmp_path):
     )
     assert "source 'text' does not use data.hub; remove it" in refused(source="text", hub="a", train=["notes"])
     assert "named twice" in refused(source="slimpajama", train=["c4"], ood=["c4"])
-    assert "'c5' is not in data.train: choose from c4" in refused(source="slimpajama", train=["c4"], weights={"c5": 1.0})
+    assert "'c5' is not in data.train: choose from c4" in refused(
+        source="slimpajama", train=["c4"], weights={"c5": 1.0}
+    )
     assert "set data.cluster to path, or to path/N" in refused(source="installed", train=["prose"], cluster="meta.repo")
     assert "for every domain" in refused(source="slimpajama", train=["c4", "book"], weights={"c4": 1.0})
 

@@ -155,7 +155,11 @@ def test_summaries_count_nothing():
         ("reference", "transformer+", r"transformer\+\+"),
         ("name", "../evil", r"name = '\.\./evil': a name begins with a letter or digit"),
         ("name", "", "a name begins with"),
-        ("architectures", [{"nam": "x"}], r"unknown key 'architectures\.0\.nam': did you mean 'architectures\.0\.name'"),
+        (
+            "architectures",
+            [{"nam": "x"}],
+            r"unknown key 'architectures\.0\.nam': did you mean 'architectures\.0\.name'",
+        ),
         ("architectures", [{"mixer": {}}], r"'architectures\.0\.name' is missing"),
         ("train.micro_batch", 3, r"train\.micro_batch = 3 is not a div"),
         ("train.betas", [0.9, 1.0], r"train\.betas\.1"),

@@ -75,6 +75,19 @@ class Detaches(RunningMean):
         return super().forward(x_BTD.detach(), segments)
 
 
+class HasNoFiniteGradient(RunningMean):
+    def forward(self, x_BTD, segments=None):
+        return super().forward(x_BTD, segments) + (0 * x_BTD).sqrt()
+
+
+class Counts(RunningMean):
+    calls = 0
+
+    def forward(self, x_BTD, segments=None):
+        self.calls += 1
+        return super().forward(x_BTD, segments) + self.calls
+
+
 class DropsInTraining(RunningMean):
     def forward(self, x_BTD, segments=None):
         return nn.functional.dropout(super().forward(x_BTD, segments), 0.1, self.training)
@@ -92,6 +105,8 @@ class DropsInTraining(RunningMean):
         (LeaksInTraining, "causality before 1", "sees the future in training mode only: outputs before position 1 ch"),
         (LeaksBackwards, "causal gradients", "before position 10 have gradients with respect to inputs after it"),
         (Detaches, "output has a gradient", r"has no gradient in its input; do not use torch\.no_grad"),
+        (HasNoFiniteGradient, "finite gradient", "its gradient is NaN or infinite in .* elements of the input; look"),
+        (Counts, "repetition", "different outputs for the same input; remove what is random or kept from one call"),
         (DropsInTraining, "repetition", "different outputs .* in training mode only; .* dropout to 0 in the attribute"),
     ],
 )
