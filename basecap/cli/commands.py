@@ -339,6 +339,8 @@ def _report(
     for sentence in () if report.joined is None else joined_sentences(report.joined):
         console().print(sentence, markup=False, highlight=False)
     typer.echo(f"report: {report.page}")
+    if report.figures:
+        typer.echo(f"figures: {len(report.figures)} files in {report.figures[0].parent}")
     return report
 
 

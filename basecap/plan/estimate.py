@@ -172,9 +172,9 @@ def _proofs(runs: Sequence[RunSpec]) -> list[str]:
     if not names:
         return tests
     each = " each" if len(names) > 1 else ""
-    more = f", and {longest} for a leak test" if text else ""
-    proof = f"Proof before training that no output of {', '.join(names)} sees the future"
-    return [f"{proof}: at most {BUDGET:.0f} s{each}{more}.", *tests]
+    more = f", and a leak test with random parameters, {longest}{each}" if text else ""
+    proof = f"Before training: a proof that no output of {', '.join(names)} sees the future"
+    return [f"{proof}, at most {BUDGET:.0f} s{each}{more}.", *tests]
 
 
 def _threads(rows: list[dict[str, Any]], out: Path) -> list[str]:

@@ -14,6 +14,8 @@ from basecap.records.evaluation_points import includes
 TRAINING = 3
 #: Evaluations are heavy that are as much work as training twice, and read as many tokens in a run.
 HEAVY, MANY = 2, 1_000_000
+#: Less is only said to be less.
+LEAST = 0.001
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
@@ -122,8 +124,9 @@ def _work(run: RunSpec, evaluation: Evaluation, tokens: int) -> Work:
 def _sentence(evaluation: Evaluation, work: Work) -> str:
     ways = [f"lower {evaluation.reduced_by}"] if evaluation.reduced_by else []
     ways += ["raise train.eval_every"] if work.points > 1 else []
+    share = f"about {work.relative:.2g}" if work.relative >= LEAST else f"less than {LEAST}"
     return (
         f"Evaluations: {evaluation.declaration.name} reads {work.tokens:,} tokens at {work.points} evaluation "
-        f"point{'' if work.points == 1 else 's'} of a run, about {work.relative:.2g} times the work of training"
+        f"point{'' if work.points == 1 else 's'} of a run, {share} times the work of training"
         f"{'; ' + ', or '.join(ways) if work.relative >= 1 and ways else ''}."
     )

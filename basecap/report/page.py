@@ -59,9 +59,10 @@ Groups = dict[str, dict[str, figures.Spec]]
 
 @dataclass(frozen=True)
 class Report:
-    """A report that was written: the path of its page, and what results.json holds."""
+    """A report that was written: the path of its page, those of its figures as files, and what results.json holds."""
 
     page: Path
+    figures: list[Path]
     studies: list[StudyResults]
     joined: Joined | None
 
@@ -108,7 +109,7 @@ def write_report(
     choice = "" if joined is None else _joined(joined, found.titles, across)
     scripts = bundle(read(out / "report.html") or b"")
     page = records.write_report(_page(studies, found.titles, drawn, choice, scripts, live), files)
-    return Report(page=page, studies=studies, joined=joined)
+    return Report(page=page, figures=[out / "figures" / name for name in files], studies=studies, joined=joined)
 
 
 def _files(drawn: Sequence[Groups], form: ImageFormat) -> dict[str, bytes]:

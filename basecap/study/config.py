@@ -354,18 +354,15 @@ def validate(content: dict[str, Any], study: str) -> StudyConfig:
 def _refuse_keys_at_other_scales(study: str, chosen: str | None) -> None:
     """Raise ConfigError for an unknown key that a study file sets at a scale other than the chosen one.
 
-    Values are not checked: --set, which comes after those of a scale, may be meant for the chosen scale only.
+    Values are not checked: those of --set may be meant for the chosen scale only.
     """
-    for scale in own_scales(study):
-        if scale == chosen:
-            continue
+    for scale in [name for name in own_scales(study) if name != chosen]:
         try:
             StudyConfig.model_validate(read_study(study, scale))
         except ConfigError:
             continue
         except ValidationError as error:
-            problem = first_problem(error, before=UNKNOWN)
-            if problem.kind in UNKNOWN:
+            if (problem := first_problem(error, before=UNKNOWN)).kind in UNKNOWN:
                 raise ConfigError(f"study {at_scale(study, scale)}: {_unknown_key(problem)}") from error
 
 

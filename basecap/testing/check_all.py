@@ -99,11 +99,8 @@ def covered(longest: int = LONGEST) -> str:
     own = f"{BATCH} rows of {LENGTH} tokens, normal inputs, {dtypes}, layer index 0"
     thorough = longest > LENGTH
     more = f"1 row of {longest if thorough else LONGEST:,} tokens, layer index 1"
-    further = (
-        f"; causality and decoding also on {more}"
-        if thorough
-        else f" (--thorough adds {more} and the kernels for CPUs)"
-    )
+    adds = f" (--thorough adds {more} and the kernels for CPUs)"
+    further = f"; causality and decoding also on {more}" if thorough else adds
     return f"mixers were checked on {own}{further}. `basecap run` tests yours again in the sizes of its study."
 
 

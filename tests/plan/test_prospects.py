@@ -193,6 +193,8 @@ def test_evaluations_that_are_more_work_than_training_are_announced(ample, tmp_p
     assert announced(heavy_work, length) == [few] and announced(heavy_work, 1000 * length) == []
     (once,) = announced(evaluation_work, length, at="end", max_document_tokens=5)
     assert f"reads {np.minimum(sizes, 5).sum():,} tokens at 1 evaluation point of a run," in once
+    (little,) = announced(evaluation_work, 1000 * length, at="end", max_document_tokens=5)
+    assert little.endswith("at 1 evaluation point of a run, less than 0.001 times the work of training.")
 
 
 def test_the_work_of_all_evaluations_is_printed_where_it_is_known(ample, tmp_path):

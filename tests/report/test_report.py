@@ -124,7 +124,7 @@ def test_names_from_outside_are_text_everywhere(tmp_path):
     assert page.text.count(EVIL) > 5
     assert len([tag for tag, _ in page.tags if tag == "script"]) == len(page.charts) + 2
     files = sorted((tmp_path / "figures").iterdir())
-    assert sorted(file.stem for file in files) == sorted(page.charts)
+    assert sorted(report.figures) == files and sorted(file.stem for file in files) == sorted(page.charts)
     for file in files:
         assert re.fullmatch(r"[\w+,=.-]+\.svg", file.name)
         assert not [node for node in ElementTree.parse(file).iter() if node.tag.endswith("script")]
