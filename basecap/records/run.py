@@ -217,7 +217,9 @@ class RunRecords:
         return self.path / "weights"
 
     def write_info(self, info: RunInfo) -> None:
-        """Write run.json; raises LostDirectory, as all that writes here does."""
+        """Write run.json, that of a finished run once all else is on the disk; raises LostDirectory, as all writing."""
+        if info.finished:
+            self.flush()
         self.refuse_left()
         write_json(self.path / "run.json", info.row())
 

@@ -21,7 +21,8 @@
     DIR/tables.json           seeds that were planned whenever a table of a study of text was made
 
 Files are replaced atomically (written to a temporary file, then renamed) or grow by lines or blocks: a killed process
-loses at most part of the last one. JSON is strict: a number that is not finite is stored as null and read back as NaN.
+loses at most part of the last one, and what a finished run has recorded is on the disk before its run.json says so.
+JSON is strict: a number that is not finite is stored as null and read back as NaN.
 """
 
 import contextlib
@@ -255,7 +256,10 @@ class StudyRecords:
         return nearest(str(self.path), studies) if studies else "give the directory of `basecap run`."
 
     def write_environment(self, environment: dict[str, Any]) -> None:
-        """Write the versions and the device that the study started with, and the hash of the data manifest."""
+        """Write the versions and the device that the study started with, and the hash of the data manifest.
+
+        Read the content that it is to keep within the same `locked`, as other commands add to it.
+        """
         write_json(self.path / "environment.json", environment)
 
     def environment(self) -> dict[str, Any]:

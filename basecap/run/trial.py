@@ -140,19 +140,21 @@ def _doubts(
 
 def _record(faults: Mapping[str, str | None], records: StudyRecords) -> None:
     """Write into environment.json what is wrong with each architecture, for the report; None removes its entry."""
-    held = records.environment()
-    before = held.get("failed_checks", {})
-    found = {name: fault for name, fault in (before | faults).items() if fault is not None}
-    if found != before:
-        records.write_environment(held | {"failed_checks": found})
+    with records.locked():  # another command may write what it has found meanwhile
+        held = records.environment()
+        before = held.get("failed_checks", {})
+        found = {name: fault for name, fault in (before | faults).items() if fault is not None}
+        if found != before:
+            records.write_environment(held | {"failed_checks": found})
 
 
 def _allow(names: set[str], records: StudyRecords) -> None:
     """Write into environment.json which architectures have a verdict even where their leak test is not complete."""
-    held = records.environment()
-    before = held.get("allowed_unproved", [])
-    if names - {*before}:
-        records.write_environment(held | {"allowed_unproved": sorted({*before, *names})})
+    with records.locked():
+        held = records.environment()
+        before = held.get("allowed_unproved", [])
+        if names - {*before}:
+            records.write_environment(held | {"allowed_unproved": sorted({*before, *names})})
 
 
 def try_run(run: RunSpec, runtime: Runtime) -> Trial:

@@ -183,6 +183,8 @@ def replacing(path: Path, other: str = "another directory") -> Iterator[Any]:
         with writing(path, other):
             with partial.open("wb") as file:
                 yield file
+                file.flush()
+                os.fsync(file.fileno())  # else a crash of the machine may leave an empty file under the new name
             partial.replace(path)
     finally:
         with contextlib.suppress(OSError):  # the first error is already raised

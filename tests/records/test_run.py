@@ -2,6 +2,8 @@
 
 import json
 import math
+import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,6 +25,26 @@ def test_the_info_of_a_run_is_read_back(records):
     failed = info.failed("the loss is not finite")
     run.write_info(failed)
     assert run.info() == failed and not run.finished
+
+
+def test_what_a_run_has_recorded_is_on_the_disk_before_it_is_finished(records, monkeypatch):
+    """A crash of the machine loses what is not: here the content of files as it was last forced to the disk."""
+    run, disk = records.run("a", 0), {}
+
+    def force(descriptor: int) -> None:
+        path = os.readlink(f"/proc/self/fd/{descriptor}")
+        disk[Path(path).name] = Path(path).read_bytes()
+
+    monkeypatch.setattr("os.fsync", force)
+    run.append_evals([record(step=1)])
+    run.append_metrics({"step": 1})
+    run.write_info(run_info("a", status="running"))
+    assert "evals.jsonl" not in disk  # training waits for the disk at checkpoints alone
+    run.write_info(run_info("a"))
+    for name in ("evals.jsonl", "metrics.jsonl"):
+        assert disk[name] == (run.path / name).read_bytes()
+    (written,) = (content for name, content in disk.items() if name.startswith(".run.json."))
+    assert json.loads(written)["status"] == "finished"
 
 
 def test_the_info_of_an_earlier_version_may_lack_keys_and_have_others(records):

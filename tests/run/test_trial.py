@@ -20,6 +20,7 @@ from basecap.run.executors import Resources
 from basecap.run.jobs import Runtime
 from basecap.run.trial import _held_elsewhere, try_run
 from basecap.study.config import load_study, select
+from basecap.system.locks import is_locked
 from basecap.train.distributed import Processes
 from tests.records.made_up import run_info
 from tests.run._execute import PLUGIN
@@ -95,12 +96,20 @@ def test_what_cannot_run_fails_before_anything_trains(study, plugin, tmp_path, c
     assert f"IndexError: from a plugin ({plugin}:{line})" in {info.message for info in infos}
 
 
-def test_what_is_not_proved_trains_if_the_user_allows_it(study, plugin, tmp_path):
+def test_what_is_not_proved_trains_if_the_user_allows_it(study, plugin, tmp_path, monkeypatch):
     path, out = tmp_path / "tiny.yaml", tmp_path / "out"
     study["train"] |= {"tokens": 512, "eval_every": 512}
     path.write_text(yaml.safe_dump(study | {"architectures": ["transformer++", "trial unproved"]}))
-    config, said, only = load_study(str(path)), [], {"trial unproved"}
+    config, said, only, written = load_study(str(path)), [], {"trial unproved"}, []
+    write = StudyRecords.write_environment
+
+    def watched(records: StudyRecords, environment: dict) -> None:
+        written.append(is_locked(records.path))
+        write(records, environment)
+
+    monkeypatch.setattr(StudyRecords, "write_environment", watched)
     execute(config, out, only=only, on=Resources(device="cpu"), plugins=[plugin], log=said.append, allow_unproved=True)
+    assert len(written) == 4 and all(written)  # else what another command adds meanwhile could be lost
     assert said[0].startswith("trial unproved is not proved to see no future (32 tokens, 9 rows, normal inputs, ")
     assert "; it is trained without, as --allow-unproved says; " in said[0]
     (found,) = analyse([out])

@@ -98,8 +98,9 @@ def _answer(
     """Do the items; return what their jobs returned, by key."""
     if kind == "try":
         if not runtime.records.runs() and not runtime.records.runs(sweep=True):
-            held = runtime.records.environment()
-            runtime.records.write_environment({**held, **environment.describe(runtime.device)})
+            with runtime.records.locked():
+                held = runtime.records.environment()
+                runtime.records.write_environment({**held, **environment.describe(runtime.device)})
         return {"items": {run.label: asdict(trial) for run, trial in executor.attempt(runs)}}
     if kind == "train":
         return {"items": {run.label: info.status for run, info in zip(runs, executor.train(runs), strict=True)}}
