@@ -50,8 +50,8 @@ def _policy_of_products(ctx, op, *args, **kwargs) -> CheckpointPolicy:
 keep_products = partial(create_selective_checkpoint_contexts, _policy_of_products)
 
 
-def _transformed() -> bool:
-    """Whether a transform of torch.func runs, which does not support recomputation."""
+def transformed() -> bool:
+    """Whether a transform of torch.func runs, which does not support recomputation, and `vmap` no look at numbers."""
     return not torch.compiler.is_compiling() and bool(functorch.get_interpreter_stack())
 
 
@@ -65,7 +65,18 @@ def recomputed(function: Callable[[], Result], device: torch.device) -> Result:
         function: a function of the tensors that it closes over.
         device: the device of these.
     """
-    if device.type not in RECOMPUTED or not torch.is_grad_enabled() or _transformed():
+    if device.type not in RECOMPUTED or not torch.is_grad_enabled() or transformed():
         return function()
     found: Result = checkpoint(function, use_reentrant=False, preserve_rng_state=False)
+    return found
+
+
+def repeated(function: Callable[..., Result], *given: Any) -> Result:
+    """Return function(*given), of which the backward pass of uncompiled code keeps the arguments alone, on any device.
+
+    Compiled code, and passes without gradients, keep nothing of a part anyway.
+    """
+    if not torch.is_grad_enabled() or torch.compiler.is_compiling() or transformed():
+        return function(*given)
+    found: Result = checkpoint(function, *given, use_reentrant=False, preserve_rng_state=False)
     return found

@@ -15,6 +15,7 @@ from basecap.ops import check_devices, check_segments
 from basecap.ops._dispatch import interpreted
 from basecap.ops._shapes import check_floating, check_state
 from basecap.ops.attention import attention, attention_step
+from basecap.ops.channel_delta_rule import channel_delta_rule, decoupled_delta_rule
 from basecap.ops.delta_rule import delta_rule
 from basecap.ops.delta_rule import reference as delta_reference
 from basecap.ops.forgetting_attention import forgetting_attention
@@ -22,7 +23,7 @@ from basecap.ops.long_convolution import long_convolution
 from basecap.ops.selective_scan import selective_scan
 from basecap.ops.short_convolution import short_convolution
 from basecap.ops.ssd import reference as ssd_reference
-from basecap.ops.ssd import ssd
+from basecap.ops.ssd import ssd, ssd_mimo
 from basecap.ops.taylor_attention import taylor_attention, taylor_state
 from basecap.ops.wkv4 import wkv4
 from basecap.ops.wkv6 import wkv6
@@ -60,9 +61,27 @@ v, beta = draw(4, B, T, H, V), draw(5, B, T, H).sigmoid()
 decays, x = -draw(6, B, T, H, K).abs(), draw(7, B, T, D)
 wkv7_inputs = {"r_BTHK": q, "log_decay_BTHK": decays, "k_BTHK": k, "v_BTHV": v, "a_BTHK": a, "b_BTHK": b}
 per_head = "state_BHKV", (B, H, K, V)
+
+
+def mimo(q_BTRHK, k_BTRHK, v_BTRHV, log_decay_BTH, now_BTH, kept_BTH, *, state_BHKV=None, segments=None):
+    """The strengths of `ssd_mimo` are a pair."""
+    strengths = (now_BTH, kept_BTH)
+    return ssd_mimo(q_BTRHK, k_BTRHK, v_BTRHV, log_decay_BTH, strengths, state_BHKV=state_BHKV, segments=segments)
+
+
 CASES = {
     "attention": Case(attention, {"q_BTHK": q, "k_BTGK": k, "v_BTGV": v, "slopes": draw(8, H).abs()}),
     "attention step": Case(attention_step, {"q_B1HK": q[:, :1], "k_BSGK": k, "v_BSGV": v, "bias_HS": draw(8, H, T)}),
+    "delta rule by channel": Case(
+        channel_delta_rule,
+        {"q_BTHK": q, "k_BTHK": k, "v_BTHV": v, "beta_BTH": beta, "log_decay_BTHK": decays},
+        *per_head,
+    ),
+    "delta rule, decoupled": Case(
+        decoupled_delta_rule,
+        {"q_BTHK": q, "k_BTHK": k, "v_BTHV": v, "erase_BTHK": a, "log_decay_BTHK": decays},
+        *per_head,
+    ),
     "delta rule": Case(
         delta_rule,
         {"q_BTHK": q, "k_BTHK": k, "v_BTHV": v, "beta_BTH": beta, "log_decay_BTH": decays[..., 0]},
@@ -86,6 +105,18 @@ CASES = {
     ),
     "short convolution": Case(short_convolution, {"x_BTD": x, "weight_DW": draw(8, D, 3), "bias_D": draw(9, D)}),
     "ssd": Case(ssd, {"q_BTGK": q[:, :, :1], "k_BTGK": k[:, :, :1], "v_BTHV": v, "log_decay_BTH": -beta}, *per_head),
+    "ssd mimo": Case(
+        mimo,
+        {
+            "q_BTRHK": q[:, :, None],
+            "k_BTRHK": k[:, :, None],
+            "v_BTRHV": v[:, :, None],
+            "log_decay_BTH": -beta,
+            "now_BTH": beta,
+            "kept_BTH": beta,
+        },
+        *per_head,
+    ),
     "Taylor attention": Case(
         taylor_attention, {"q_BTHK": q, "k_BTHK": k, "v_BTHV": v}, "state_BHFX", (B, H, FEATURES, V + 1)
     ),

@@ -11,6 +11,7 @@ from basecap.errors import ConfigError
 from basecap.ops import top1_chunk, top1_chunk_choice, top1_element
 from basecap.ops._dispatch import interpreted
 from basecap.ops._recurrence.operators import recur
+from basecap.ops.channel_delta_rule import channel_delta_rule as channel_delta_rule_op
 from basecap.ops.channel_delta_rule.triton_chunks.operators import scan as channel_delta_rule
 from basecap.ops.delta_rule import delta_rule
 from basecap.ops.forgetting_attention import forgetting_attention
@@ -23,6 +24,7 @@ from basecap.ops.taylor_attention import taylor_attention
 from basecap.ops.token_choice import index_divergence
 from basecap.ops.wkv4 import wkv4
 from basecap.ops.wkv6 import wkv6
+from basecap.ops.wkv7 import wkv7
 from basecap.ops.wkv7.triton_chunks.operators import scan as wkv7_chunks
 
 in_interpreter = pytest.mark.skipif(not interpreted(), reason="needs TRITON_INTERPRET=1")
@@ -64,6 +66,18 @@ OPS = [
     kernels(lambda x: long_convolution(x, taps.T, backend="triton"), draw(1, 65, K), id="long_convolution kernels"),
     kernels(lambda x: short_convolution(x, taps, backend="triton"), rows, id="short_convolution kernels"),
 ]
+
+long, gates = draw(1, 140, H, K).double(), -draw(1, 140, H).abs().double()  # two blocks of queries
+#: Functions of one tensor, by ops that plain PyTorch differentiates as it does any other code.
+PLAIN = [
+    pytest.param(lambda x: delta_rule(x, x, x / 9, gates.exp(), gates)[0], long, id="delta_rule"),
+    pytest.param(lambda x: channel_delta_rule_op(x, x, x / 9, gates.exp(), -long.abs())[0], long, id="by channel"),
+    pytest.param(lambda x: forgetting_attention(x, x, x, gates), long, id="forgetting_attention"),
+    pytest.param(lambda x: ssd(x, x, x, gates)[0], long, id="ssd"),
+    pytest.param(lambda x: taylor_attention(x, x, x), long, id="taylor"),
+    pytest.param(lambda x: wkv6(x, x, x, -long.abs(), bonus.double())[0], long, id="wkv6"),
+    pytest.param(lambda x: wkv7(x, -long.abs(), x, x, x / 9, x / 9)[0], long, id="wkv7"),
+]
 every_op = pytest.mark.parametrize(("op", "x"), OPS)
 
 
@@ -84,6 +98,19 @@ def test_compiled_transforms_are_no_zero():
     gradient = torch.func.grad(lambda x: top1_element(x, heads, heads).sum())
     with pytest.raises(ConfigError, match=r"top1_element cannot be transformed by torch\.func"):
         torch.compile(gradient, backend="eager")(heads)
+
+
+@pytest.mark.parametrize(("op", "x"), PLAIN)
+def test_plain_pytorch_has_every_derivative(op, x):
+    slope = x.clone().requires_grad_()
+    (wanted,) = torch.autograd.grad(op(slope).square().sum(), slope)
+    torch.testing.assert_close(torch.func.grad(lambda x: op(x).square().sum())(x), wanted)
+    torch.testing.assert_close(torch.func.vmap(op)(x[None])[0], op(x))
+    along = torch.ones_like(x)
+    torch.testing.assert_close(torch.func.jvp(lambda x: op(x).square().sum(), (x,), (along,))[1], wanted.sum())
+    _, once = torch.autograd.functional.hvp(lambda x: op(x).square().sum(), x, along)
+    _, twice = torch.func.jvp(torch.func.grad(lambda x: op(x).square().sum()), (x,), (along,))
+    torch.testing.assert_close(twice, once)
 
 
 @every_op

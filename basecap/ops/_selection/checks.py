@@ -55,7 +55,7 @@ def check_packing(x_BTHK: Tensor, segments: Tensor | None, cu_seqlens: Tensor | 
         # the program at the next synchronisation.
         torch._assert_async(increasing, "cu_seqlens must increase strictly from 0 to T.")
     elif not increasing:
-        raise ConfigError(f"cu_seqlens must increase strictly from 0 to T = {length}.")
+        raise ConfigError(f"cu_seqlens must increase strictly from 0 to T = {length}; leave out empty sequences.")
 
 
 def check_cache(

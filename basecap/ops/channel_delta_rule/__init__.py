@@ -1,5 +1,7 @@
 """The delta rule with a decay, and an erasing strength, for each channel (arXiv 2510.26692, 2605.22791)."""
 
+from collections.abc import Mapping
+
 from torch import Tensor
 
 from basecap.errors import ConfigError
@@ -46,7 +48,7 @@ def channel_delta_rule(
     Raises:
         ConfigError: shapes, dtypes or devices that do not match, or an unavailable backend.
     """
-    _validate(q_BTHK, v_BTHV, {"k": k_BTHK, "log_decay": log_decay_BTHK}, beta_BTH)
+    _validate(q_BTHK, v_BTHV, {"k": k_BTHK, "log_decay": log_decay_BTHK}, {"beta": beta_BTH})
     erased, written = ((beta_BTH[..., None] * x).to(x.dtype) for x in (k_BTHK, v_BTHV))
     return _run((q_BTHK, k_BTHK, written, erased, log_decay_BTHK), state_BHKV, segments, backend)
 
@@ -95,12 +97,11 @@ def _run(
     backend: Backend,
 ) -> tuple[Tensor, Tensor]:
     """Run `decoupled_delta_rule` of q, k, v, e * k and log decays."""
-    q, k, v, erased, log_decay = inputs
+    q, k, v, _, _ = inputs
     (B, T, H, V), K = v.shape, k.shape[3]
     check_state(state, (B, H, K, V))
     check_segments(segments, (B, T))
-    given = {"q": q, "k": k, "v": v, "erased": erased, "log_decay": log_decay}
-    check_devices({**given, "state": state, "segments": segments})
+    check_devices({"q": q, "state": state, "segments": segments})
     run = FAMILIES[choose("channel_delta_rule", backend, FAMILIES, v, k)]
     with without_autocast(v.device):
         out: tuple[Tensor, Tensor] = run.channel_delta_rule(*inputs, state, segments)
@@ -112,7 +113,7 @@ def channel_influence(q_BTHK: Tensor, k_BTHK: Tensor, beta_BTH: Tensor, log_deca
 
     The arguments are those of `channel_delta_rule`, except the values; raises ConfigError as it does.
     """
-    _validate(q_BTHK, k_BTHK, {"k": k_BTHK, "log_decay": log_decay_BTHK}, beta_BTH)
+    _validate(q_BTHK, k_BTHK, {"k": k_BTHK, "log_decay": log_decay_BTHK}, {"beta": beta_BTH})
     erase = beta_BTH[..., None].expand(k_BTHK.shape)
     return decoupled_influence(q_BTHK, k_BTHK, erase, log_decay_BTHK).scaled(writes_BTH=beta_BTH)
 
@@ -132,16 +133,19 @@ def decoupled_influence(q_BTHK: Tensor, k_BTHK: Tensor, erase_BTHK: Tensor, log_
     return Influence(shape=(B, H, T), device=q_BTHK.device, factors=factors)
 
 
-def _validate(q: Tensor, v: Tensor, keys: dict[str, Tensor], beta: Tensor | None = None) -> None:
-    """Check `keys`, by their names, beside q, then v and the writing strengths."""
-    check_floating({"q": q, "v": v, **keys, **({} if beta is None else {"beta": beta})})
+def _validate(q: Tensor, v: Tensor, keys: dict[str, Tensor], strengths: Mapping[str, Tensor] = {}) -> None:
+    """Check `keys`, by their names, beside q, then v and the strengths of heads."""
+    given = {"q": q, "v": v, **keys, **strengths}
+    check_floating(given)
+    check_devices(given)
     for name, x in keys.items():
         if q.dim() != 4 or x.shape != q.shape or q.shape[3] < 1:
             shapes = f"q {tuple(q.shape)} and {name} {tuple(x.shape)}"
             raise ConfigError(f"{shapes} must both be [B, T, H, K] with K at least 1.")
     if v.dim() != 4 or v.shape[:3] != q.shape[:3]:
         raise ConfigError(f"v {tuple(v.shape)} must be [B, T, H, V] with B, T, H = {tuple(q.shape[:3])}.")
-    if beta is not None and beta.shape != q.shape[:3]:
-        raise ConfigError(f"beta {tuple(beta.shape)} must be [B, T, H] = {tuple(q.shape[:3])}.")
+    for name, x in strengths.items():
+        if x.shape != q.shape[:3]:
+            raise ConfigError(f"{name} {tuple(x.shape)} must be [B, T, H] = {tuple(q.shape[:3])}.")
     if v.shape[1] < 1:
         raise ConfigError("the delta rule needs at least one token.")

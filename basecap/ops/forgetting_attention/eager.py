@@ -4,9 +4,9 @@ import math
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from basecap.ops._dispatch import EAGER, without_autocast
+from basecap.ops._saved import repeated, transformed
 from basecap.ops._sums import exact_dtype, running_sums
 
 RUNS, BACKEND = EAGER, "eager"
@@ -31,26 +31,22 @@ def attention(
 ) -> Tensor:
     """Return [B, T, H, V]; memory O(T) besides the inputs.
 
-    On a CPU keys before those that some head leaves open are skipped, unless `skip` is False. Elsewhere, and in
-    compiled code, a block of queries reads all keys before it: which are open is not known without a synchronisation.
+    On a CPU keys before those that some head leaves open are skipped, unless `skip` is False. Elsewhere, in compiled
+    code and under transforms of torch.func, a block of queries reads all keys before it: which are open is not known
+    without a synchronisation.
     """
     dtype, T = q_BTHK.dtype, q_BTHK.shape[1]
     with without_autocast(q_BTHK.device):
         q, k, v = (x.transpose(1, 2).to(torch.promote_types(dtype, torch.float32)) for x in (q_BTHK, k_BTHK, v_BTHV))
         total = totals(log_decay_BTH)
-        looked_at = skip and q.device.type == "cpu" and not torch.compiler.is_compiling()
+        looked_at = skip and q.device.type == "cpu" and not (torch.compiler.is_compiling() or transformed())
         starts = first_open_keys(q, k, total, scale) if looked_at else [0] * -(-T // QUERIES)
-        # Compiled code, and passes without gradients, keep nothing of a block anyway.
-        recompute = torch.is_grad_enabled() and not torch.compiler.is_compiling()
         parts = []
         for start, first in zip(starts, range(0, T, QUERIES), strict=True):
             end = min(first + QUERIES, T)
             ids = None if segments is None else (segments[:, first:end], segments[:, start:end])
             given = (q[:, :, first:end], k[:, :, start:end], v[:, :, start:end], total[:, :, start:end], scale, ids)
-            if recompute:
-                parts.append(checkpoint(_block, *given, use_reentrant=False, preserve_rng_state=False))
-            else:
-                parts.append(_block(*given))
+            parts.append(repeated(_block, *given))
     return torch.cat(parts, dim=2).transpose(1, 2).to(dtype)
 
 

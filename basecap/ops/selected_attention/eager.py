@@ -3,9 +3,9 @@
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from basecap.ops._dispatch import EAGER
+from basecap.ops._saved import repeated
 from basecap.ops.attention.eager import differ
 
 RUNS, BACKEND = EAGER, "eager"
@@ -29,17 +29,12 @@ def attention(
 ) -> Tensor:
     """Return [B, T, H, V]; memory O(T) besides the inputs, as the backward pass makes each mask again."""
     T = q_BTHK.shape[1]
-    again = torch.is_grad_enabled() and not torch.compiler.is_compiling()
     parts = []
     for end in range(QUERIES, T + QUERIES, QUERIES):
         now, past = slice(end - QUERIES, min(end, T)), slice(0, min(end, T))
         ids = None if segments is None else (segments[:, now], segments[:, past])
         keys = k_BTGK[:, past], v_BTGV[:, past], chosen_BTCM[:, now], blocks_BT[:, past]
-        if again:
-            part = checkpoint(_attend, q_BTHK[:, now], *keys, scale, ids, use_reentrant=False, preserve_rng_state=False)
-        else:
-            part = _attend(q_BTHK[:, now], *keys, scale, ids)
-        parts.append(part)
+        parts.append(repeated(_attend, q_BTHK[:, now], *keys, scale, ids))
     return torch.cat(parts, dim=2).transpose(1, 2)
 
 

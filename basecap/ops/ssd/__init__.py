@@ -100,8 +100,11 @@ def ssd_mimo(
         ConfigError: shapes, dtypes or devices that do not match.
     """
     now_BTH, kept_BTH = strengths
-    _validate_mimo(q_BTRHK, k_BTRHK, v_BTRHV, {"log_decay": log_decay_BTH, "now": now_BTH, "kept": kept_BTH})
+    per_head = {"log_decay": log_decay_BTH, "now": now_BTH, "kept": kept_BTH}
+    _validate_mimo(q_BTRHK, k_BTRHK, v_BTRHV, per_head)
     check_segments(segments, log_decay_BTH.shape[:2])
+    given = {"q": q_BTRHK, "k": k_BTRHK, "v": v_BTRHV, **per_head}
+    check_devices({**given, "state": state_BHKV, "segments": segments})
     R = v_BTRHV.shape[2]
     # Every token is written at the next one: what then lies in the state is what a token reads of those before it.
     k_before, v_before = _delayed(k_BTRHK, segments), _delayed(v_BTRHV, segments)
