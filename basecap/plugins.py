@@ -104,7 +104,9 @@ def _import_plugin(path: Path, name: str) -> str:
         del sys.modules[name]
         missing = isinstance(error, ModuleNotFoundError) and "." not in (error.name or ".")  # else its package is there
         remedy = "install it" if missing else "fix it"
-        raise ConfigError(f"plugin file {where} cannot be imported: {describe_error(error)}; {remedy}.") from error
+        # Python ends the message of a syntax error with its place.
+        words = f"SyntaxError: {error.msg}" if isinstance(error, SyntaxError) else describe_error(error)
+        raise ConfigError(f"plugin file {where} cannot be imported: {words}; {remedy}.") from error
     finally:
         _loading.pop()
     if not loading.registers:

@@ -20,7 +20,7 @@ REGISTERS = (
     [
         ("x = 1\n\n{}.options\n", 3, "AttributeError: 'dict' object has no attribute 'options'; fix it"),
         ("def f():\n    return 1 / 0\n\n\nf()\n", 2, "ZeroDivisionError: division by zero"),
-        ("x = 1\ny = (\n", 2, "SyntaxError: "),
+        ("x = 1\ny = (\n", 2, "SyntaxError: '(' was never closed; fix it."),
         ("import sys\n\nsys.exit()\n", 3, "SystemExit; fix it"),
         ("import json\n\njson.loads('')\n", 3, "JSONDecodeError: "),
         ("raise ValueError('one\\ntwo')\n", 1, "ValueError: one; fix it."),

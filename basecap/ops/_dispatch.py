@@ -27,7 +27,9 @@ from torch import Tensor
 
 from basecap.errors import ConfigError, nearest
 
-Backend = Literal["auto", "eager", "triton", "numba"]
+Backend = Literal["auto", "eager", "triton"]
+#: Those of ops that also have kernels for CPUs.
+WithNumba = Literal[Backend, "numba"]
 Decided = TypeVar("Decided", bound=Callable[..., Any])
 
 logger = logging.getLogger("basecap.ops")
@@ -36,7 +38,7 @@ logger = logging.getLogger("basecap.ops")
 IMPLEMENTATIONS: dict[str, str] = {}
 
 #: Backends that "auto" does not choose now, see `without_kernels`; None: families that no `backend` selects.
-_left_out: list[tuple[Backend | None, ...]] = []
+_left_out: list[tuple[WithNumba | None, ...]] = []
 
 #: Separates the entries of an op that ran in several ways, for example in training and in decoding.
 ALSO = " | "
@@ -156,7 +158,7 @@ def without_kernels() -> AbstractContextManager[None]:
 
 
 @contextmanager
-def _without(*backends: Backend | None) -> Iterator[None]:
+def _without(*backends: WithNumba | None) -> Iterator[None]:
     _left_out.append(backends)
     try:
         yield
@@ -204,7 +206,7 @@ def _varies(family: ModuleType) -> str | None:
     return "they have no deterministic form"
 
 
-def check_backend(backend: Backend, backends: Sequence[str | None] = ("eager", "triton")) -> None:
+def check_backend(backend: WithNumba, backends: Sequence[str | None] = ("eager", "triton")) -> None:
     """Raise ConfigError unless `backend` is "auto" or one of the `backends` of an op."""
     if backend == "auto" or (backend is not None and backend in backends):
         return
@@ -213,7 +215,7 @@ def check_backend(backend: Backend, backends: Sequence[str | None] = ("eager", "
 
 
 def choose(
-    op: str, backend: Backend, families: Mapping[str, ModuleType], *given: Any, slower: str | None = None
+    op: str, backend: WithNumba, families: Mapping[str, ModuleType], *given: Any, slower: str | None = None
 ) -> str:
     """Return the name of the family that `op` runs: the first that supports the arguments.
 

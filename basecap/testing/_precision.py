@@ -114,7 +114,10 @@ def _advice(dtype: torch.dtype) -> str:
     """Return the usual cause of an error in a precision."""
     if dtype.itemsize < 4:
         return "compute sums over time and exponentials in torch.promote_types(x.dtype, torch.float32)"
-    return "look for differences of large numbers, such as exp(a) * exp(-b) for exp(a - b), and set the eps of norms"
+    return (
+        "look for differences of large numbers, such as exp(a) * exp(-b) for exp(a - b) or differences of running sums, "
+        "which need float64 up to the difference, and set the eps of norms"
+    )
 
 
 #: The graphs that are compiled, by how checks of them end.

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from basecap.errors import ConfigError
-from basecap.ops._dispatch import Backend, choose, without_autocast
+from basecap.ops._dispatch import WithNumba, choose, without_autocast
 from basecap.ops._influence import Influence, visible, wide
 from basecap.ops._shapes import check_devices, check_floating, check_segments, check_state
 from basecap.ops._transforms import refuse_transforms, wants_gradients
@@ -21,7 +21,7 @@ def selective_scan(
     *,
     state_BDN: Tensor | None = None,
     segments: Tensor | None = None,
-    backend: Backend = "auto",
+    backend: WithNumba = "auto",
 ) -> tuple[Tensor, Tensor]:
     """Run h_t = exp(dt_t A) h_{t-1} + dt_t x_t B_t, y_t = C_t . h_t, per channel (arXiv 2312.00752, eq. 2 and 4).
 
