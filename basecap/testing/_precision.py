@@ -115,8 +115,8 @@ def _advice(dtype: torch.dtype) -> str:
     if dtype.itemsize < 4:
         return "compute sums over time and exponentials in torch.promote_types(x.dtype, torch.float32)"
     return (
-        "look for differences of large numbers, such as exp(a) * exp(-b) for exp(a - b) or differences of running sums, "
-        "which need float64 up to the difference, and set the eps of norms"
+        "look for differences of large numbers, such as exp(a) * exp(-b) for exp(a - b), or of running sums, which "
+        "need float64 up to there, and set the eps of norms"
     )
 
 
