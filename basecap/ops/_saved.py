@@ -72,9 +72,9 @@ def recomputed(function: Callable[[], Result], device: torch.device) -> Result:
 
 
 def repeated(function: Callable[..., Result], *given: Any) -> Result:
-    """Return function(*given), of which the backward pass of uncompiled code keeps the arguments alone, on any device.
+    """Return function(*given); on any device, the backward pass calls it again instead of keeping what it needs of it.
 
-    Compiled code, and passes without gradients, keep nothing of a part anyway.
+    Compiled code, and passes without gradients, do not need that: they keep nothing of a part anyway.
     """
     if not torch.is_grad_enabled() or torch.compiler.is_compiling() or transformed():
         return function(*given)
