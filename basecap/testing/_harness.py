@@ -6,7 +6,8 @@ unit roundoff. A mixer accumulates along time, and gradients of parameters along
 as a random walk, so the tolerance is sqrt(B * T) times that change. With 16 bits sums must be accumulated in float32,
 so only the roughly 16 tensors between operations add up: 4 times. In float64 errors are maxima, so that a leak at one
 position cannot average out; in lower precision they are root mean squares, so that a single choice that flips on a tie
-(Top-1) does not hide other errors.
+(Top-1) does not hide other errors. Gradients may be as few as two numbers, each a sum whose terms cancel in part; one
+change can leave such a sum almost as it was, so that their effect is the root mean square of several.
 """
 
 import inspect
@@ -198,9 +199,9 @@ class Harness:
         """Return the output after parameters and input moved by the unit roundoff of `dtype`."""
         return torch.func.functional_call(layers, self.moved_parameters(layers, dtype), (self.move("x", x, dtype),))
 
-    def moved_parameters(self, layers: nn.Module, dtype: torch.dtype) -> dict[str, Tensor]:
-        """Return the parameters moved by the unit roundoff of `dtype`, each element up or down."""
-        return {name: self.move(name, p.detach(), dtype) for name, p in layers.named_parameters()}
+    def moved_parameters(self, layers: nn.Module, dtype: torch.dtype, draw: str = "") -> dict[str, Tensor]:
+        """Return the parameters moved by the unit roundoff of `dtype`, each element up or down, as `draw` has it."""
+        return {name: self.move(name + draw, p.detach(), dtype) for name, p in layers.named_parameters()}
 
     def move(self, name: str, value: Tensor, dtype: torch.dtype) -> Tensor:
         """Return `value` with each element up or down by the unit roundoff of `dtype`."""

@@ -12,6 +12,9 @@ from basecap.testing._harness import BATCH, Check, Harness, Layers, largest, roo
 from basecap.testing._proofs import decode
 from basecap.testing._unequal import decode_each, each_from
 
+#: Changes of parameters and input whose effect on gradients is averaged.
+DRAWS = 4
+
 
 class Lower:
     """The proofs that outputs, decoding, packing and gradients in `dtype` equal float64 up to its precision.
@@ -78,9 +81,7 @@ def _copy(harness: Harness, dtype: torch.dtype, device: torch.device) -> Layers:
 
 def _gradient_precision(harness: Harness, dtype: torch.dtype, word: str, device: torch.device) -> Check:
     true = gradients(harness.layers, harness.x, harness.weight)
-    moved = _copy(harness, torch.float64, harness.device)
-    moved.load_state_dict(harness.moved_parameters(harness.layers, dtype), strict=False)
-    shifted = gradients(moved, harness.move("x", harness.x, dtype), harness.weight)
+    shifted = _shifted_gradients(harness, dtype)
     master = torch.float32 if dtype.itemsize < 4 else dtype
     with torch.autocast(device.type, dtype=dtype, enabled=master != dtype), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Mismatch dtype between input and weight")  # a remark about speed
@@ -108,6 +109,15 @@ def _gradient_precision(harness: Harness, dtype: torch.dtype, word: str, device:
             "correct its backward pass in this precision"
         )
     return harness.check(f"gradients in {word}", error, allowed, broken)
+
+
+def _shifted_gradients(harness: Harness, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Return the float64 gradients by name, [DRAWS, ...], where parameters and input are moved by a rounding."""
+    moved, found = _copy(harness, torch.float64, harness.device), []
+    for draw in map(str, range(DRAWS)):
+        moved.load_state_dict(harness.moved_parameters(harness.layers, dtype, draw), strict=False)
+        found.append(gradients(moved, harness.move(f"x{draw}", harness.x, dtype), harness.weight))
+    return {name: torch.stack([grads[name] for grads in found]) for name in found[0]}
 
 
 def _advice(dtype: torch.dtype) -> str:
