@@ -1,9 +1,11 @@
 """The language model around any mixer: loss, decoding, sizes, initialisation."""
 
 import pickle
+from functools import partial
 
 import pytest
 import torch
+import torch._functorch.config as tracing
 from torch.utils.flop_counter import FlopCounterMode
 
 from basecap.errors import ConfigError
@@ -40,6 +42,26 @@ def test_loss_decoding_and_state_agree_in_every_block_family(backbone: str):
     assert not any(x.requires_grad for cache in caches for x in cache.mixer.tensors.values())
     single = model.init_cache(1, 12)
     assert sum(cache.nbytes for cache in single) == model.state_bytes(12)
+
+
+@pytest.mark.skipif(not hasattr(tracing, "backward_pass_autocast"), reason="this PyTorch has no choice of autocast")
+def test_compiled_training_keeps_the_gradients_of_float32_products(monkeypatch: pytest.MonkeyPatch):
+    """Autocast ends before the backward pass; the filters of a long convolution are products in float32."""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+    batch = tokens(4, 33)
+    found = []
+    for compiled in (False, True):
+        model = small("hyena", layers=1)
+        if compiled:
+            model.compile_training()
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = model(batch[:, :-1], batch[:, 1:])
+        loss.backward()
+        found.append({name: parameter.grad for name, parameter in model.named_parameters() if ".filter." in name})
+    plain, traced = found
+    assert plain
+    for name, grad in plain.items():
+        torch.testing.assert_close(traced[name], grad, rtol=0, atol=1e-4 * grad.abs().max().item(), msg=name)
 
 
 def test_first_loss_is_that_of_a_uniform_guess():
