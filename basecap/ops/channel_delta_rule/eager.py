@@ -41,6 +41,8 @@ def channel_delta_rule(
 
     `erased` is e * k, what the state is read with before token t writes; values come with their writing strengths.
     """
+    if v_BTHV.shape[1] == 1 and state_BHKV is not None:
+        return _step(q_BTHK, k_BTHK, v_BTHV, erased_BTHK, log_decay_BTHK, state_BHKV)
     wide = torch.promote_types(v_BTHV.dtype, torch.float32)
     B, T, H, V = v_BTHV.shape
     size = min(CHUNK, power_of_two(T))
@@ -58,6 +60,18 @@ def channel_delta_rule(
         state = kept * state + k_out @ written[-1]
     o_BHMCV = A_q @ torch.stack(written, dim=2) + q_in @ torch.stack(entering, dim=2)
     return unchunk(o_BHMCV, T).to(v_BTHV.dtype), state
+
+
+def _step(
+    q_B1HK: Tensor, k_B1HK: Tensor, v_B1HV: Tensor, erased_B1HK: Tensor, log_decay_B1HK: Tensor, state_BHKV: Tensor
+) -> tuple[Tensor, Tensor]:
+    """One token of `channel_delta_rule`: outputs [B, 1, H, V] and the new state."""
+    old = state_BHKV.to(torch.promote_types(v_B1HV.dtype, torch.float32))
+    inputs = q_B1HK, k_B1HK, v_B1HV, erased_B1HK, log_decay_B1HK
+    q, k, v, erased, log_decay = (x[:, 0, :, None].to(old.dtype) for x in inputs)
+    kept = log_decay.exp().mT * old
+    state = torch.addcmul(kept, k.mT, v - erased @ kept)
+    return (q @ state).transpose(1, 2).to(v_B1HV.dtype), state
 
 
 def factors(q_BTHK: Tensor, k_BTHK: Tensor, erased_BTHK: Tensor, log_decay_BTHK: Tensor) -> Tensor:

@@ -35,6 +35,8 @@ def wkv6(
     segments: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return outputs [B, T, H, V] and the final state; computed in float32 or wider, O(T * (CHUNK + K V / CHUNK))."""
+    if v_BTHV.shape[1] == 1 and state_BHKV is not None:
+        return _step(r_BTHK, k_BTHK, v_BTHV, log_decay_BTHK, bonus_HK, state_BHKV)
     wide = torch.promote_types(v_BTHV.dtype, torch.float32)
     B, T, H, V = v_BTHV.shape
     r, k, v = (x.to(wide) for x in (r_BTHK, k_BTHK, v_BTHV))
@@ -48,6 +50,17 @@ def wkv6(
     own = (r * k * bonus_HK.to(wide)).sum(-1, keepdim=True) * v
     o_BTHV = unchunk(block.scores @ v_BHMCV + past_BHMCV, T) + own
     return o_BTHV.to(v_BTHV.dtype), state
+
+
+def _step(
+    r_B1HK: Tensor, k_B1HK: Tensor, v_B1HV: Tensor, log_decay_B1HK: Tensor, bonus_HK: Tensor, state_BHKV: Tensor
+) -> tuple[Tensor, Tensor]:
+    """One token of `wkv6`: outputs [B, 1, H, V] and the new state."""
+    old = state_BHKV.to(torch.promote_types(v_B1HV.dtype, torch.float32))
+    r, k, v, log_decay = (x[:, 0, :, None].to(old.dtype) for x in (r_B1HK, k_B1HK, v_B1HV, log_decay_B1HK))
+    own = (r * k * bonus_HK[:, None].to(old.dtype)).sum(-1, keepdim=True) * v
+    state = torch.addcmul(k.mT * v, log_decay.exp().mT, old)
+    return (r @ old + own).transpose(1, 2).to(v_B1HV.dtype), state
 
 
 def factors(

@@ -46,6 +46,8 @@ def wkv7(
     segments: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return outputs [B, T, H, V] and the final state; computed in float32 or wider, O(T * (CHUNK + K V / CHUNK))."""
+    if v_BTHV.shape[1] == 1 and state_BHKV is not None:
+        return _step(r_BTHK, log_decay_BTHK, k_BTHK, v_BTHV, a_BTHK, b_BTHK, state_BHKV)
     wide = torch.promote_types(v_BTHV.dtype, torch.float32)
     B, T, H, V = v_BTHV.shape
     size = min(CHUNK, power_of_two(T))
@@ -61,6 +63,24 @@ def wkv7(
     entering, state = carry(step_BHMKK, added_BHMKV, state)
     o_BHMCV = A_rk @ v_BHMCV + A_rb @ U + (r_in + A_rb @ W) @ entering
     return unchunk(o_BHMCV, T).to(v_BTHV.dtype), state
+
+
+def _step(
+    r_B1HK: Tensor,
+    log_decay_B1HK: Tensor,
+    k_B1HK: Tensor,
+    v_B1HV: Tensor,
+    a_B1HK: Tensor,
+    b_B1HK: Tensor,
+    state_BHKV: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """One token of `wkv7`: outputs [B, 1, H, V] and the new state."""
+    old = state_BHKV.to(torch.promote_types(v_B1HV.dtype, torch.float32))
+    inputs = r_B1HK, log_decay_B1HK, k_B1HK, v_B1HV, a_B1HK, b_B1HK
+    r, log_decay, k, v, a, b = (x[:, 0, :, None].to(old.dtype) for x in inputs)
+    added = torch.addcmul(k.mT * v, b.mT, a @ old)
+    state = torch.addcmul(added, log_decay.exp().mT, old)
+    return (r @ state).transpose(1, 2).to(v_B1HV.dtype), state
 
 
 def factors(
