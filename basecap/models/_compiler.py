@@ -2,14 +2,27 @@
 
 #: Maximum number of compiled versions of a block: one per kind of layer and sequence length.
 MOST_VERSIONS = 64
+#: Models of one configuration, one after the other, that share compiled code. One that cannot, such as a mixer that
+#: PyTorch compiles for each instance, adds versions.
+MOST_SHARING = 4
+#: The configuration of the models that compiled code is for, once for each of them.
+_sharing: list[object] = []
 
 
-def reset_compiler() -> None:
-    """Forget compiled code, allow `MOST_VERSIONS` of one function, and expect backward passes outside autocast."""
+def reset_compiler(config: object = None) -> None:
+    """Forget compiled code, allow `MOST_VERSIONS` of one function, and expect backward passes outside autocast.
+
+    Code for models of `config` stays for another such model, at most `MOST_SHARING` times: to find it on the disk takes
+    seconds, even where that is possible.
+    """
     import torch._dynamo  # takes half a second, which uncompiled models do not need
     import torch._functorch.config as tracing
 
+    if config is not None and len(_sharing) < MOST_SHARING and config in _sharing:
+        _sharing.append(config)
+        return
     torch.compiler.reset()
+    _sharing[:] = [] if config is None else [config]
     # PyTorch gives up and runs uncompiled after 8 versions of a block: kinds of layers times lengths of sequences.
     torch._dynamo.config.recompile_limit = MOST_VERSIONS
     # By default it traces the backward pass under the autocast of the forward pass. Training calls it outside, and

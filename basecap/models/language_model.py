@@ -82,10 +82,10 @@ class LanguageModel(nn.Module):
         is first met; for decoding see `compile_decoding`.
 
         Args:
-            anew: forget what was compiled for other models. A model of the same configuration can use it.
+            anew: forget what was compiled for models of other configurations; else the caller has such a model.
         """
         if anew:
-            reset_compiler()
+            reset_compiler(self.config)
         self._training_blocks = [torch.compile(block, dynamic=False) for block in self._blocks]
         self._training_loss = torch.compile(self._loss, dynamic=False)
         self._few_shapes_losses = torch.compile(_token_losses, dynamic=False)

@@ -1,0 +1,30 @@
+"""Compiled code is shared by models of one configuration, and forgotten for another."""
+
+from functools import partial
+
+import torch
+
+from basecap.models import _compiler
+from basecap.models.config import model_config
+from basecap.models.language_model import LanguageModel
+
+
+def compiled_by(hidden: int, seed: int = 0) -> int:
+    """Return how many functions the first pass of a new model compiles."""
+    model = LanguageModel(model_config("transformer++", hidden=hidden, vocab=19, layers=1, max_length=8))
+    model.initialise(seed).compile_training()
+    tokens, frames = torch.arange(16).view(2, 8), torch._dynamo.utils.counters["frames"]
+    before = frames["ok"]
+    model(tokens, tokens)
+    return frames["ok"] - before
+
+
+def test_models_of_one_configuration_share_compiled_code(monkeypatch):
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    _compiler.reset_compiler()
+    shared = [compiled_by(16, seed) for seed in range(_compiler.MOST_SHARING)]
+    assert shared == [2] + [0] * (_compiler.MOST_SHARING - 1)  # the block and the loss
+    assert compiled_by(16) == 2  # what some model cannot share does not add up for ever
+    assert compiled_by(32) == 2 and compiled_by(32) == 0
+    _compiler.reset_compiler()
+    assert _compiler._sharing == []
