@@ -43,7 +43,7 @@ def token_losses(
     """Return the loss of each token in nats, float64 [B, T] on the context's device, zero where the target is negative.
 
     A compiled model reads passes of one of its lengths, filled up with rows whose losses do not count: every loss
-    depends on its own row alone. They are replayed where the context has that model's `replays`. Rows of other models
+    depends on its own row alone. They are replayed where the context's `replays` serve that model. Rows of other models
     are one pass.
 
     Args:
@@ -59,7 +59,7 @@ def token_losses(
         with context.autocast():
             return model.token_losses(inputs.to(context.device), targets.to(context.device)).double()
     rows, found = max(1, min(tokens_per_pass, TOKENS) // longer[0]), []
-    replays = context.replays if context.replays is not None and context.replays.model is model else None
+    replays = context.replays if context.replays is not None and context.replays.serves(model) else None
 
     def run(batch: Tensor) -> Tensor:
         with context.autocast():

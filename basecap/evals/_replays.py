@@ -49,6 +49,11 @@ class ReplayedPasses:
         self._graphs: dict[torch.Size, _Graph] = {}
         self._refused = False
 
+    def serves(self, model: LanguageModel) -> bool:
+        """Return whether passes of a model are replayed: those of this one, without hooks, which no replay calls."""
+        hooked = any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+        return model is self.model and not hooked
+
     def losses(self, run: Callable[[Tensor], Tensor], batch: Tensor) -> Tensor:
         """Return what `run`, always the same function of a batch on the device, finds; valid until the next call.
 
