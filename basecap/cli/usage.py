@@ -19,7 +19,11 @@ def usage_message(error: Any) -> str:
     message = message.replace(". Did you mean", "; did you mean")
     for old, new in RENAMED.items():
         message = re.sub(rf"^(no such option: {old})\b.*", rf"\1; write {new}", message)
-    if python := re.search(r"unexpected extra argument.* \((?:.* )?(\S+\.py)\b", message):
+    message = re.sub(r"^got unexpected extra argument\(?s?\)? \((.*)\)$", r"unexpected argument \1", message)
+    if python := re.search(r"^unexpected argument (?:.* )?(\S+\.py)\b", message):
         message += f"; write --plugin {python[1]}"
+    elif message.startswith("unexpected argument"):
+        known = {option for parameter in error.ctx.command.params for option in parameter.opts}
+        message += "".join(f"; write {option} NAME" for option in ("--mixer", "--only") if option in known)
     command = error.ctx.command_path if error.ctx else "basecap"
     return message and f"{message.rstrip('.')} (see `{command} --help`)."

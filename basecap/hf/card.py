@@ -125,7 +125,7 @@ class Card:
             words += (
                 f" Out of domain its loss is {gap['value']:+.3f} nats per token ({gap['low']:+.3f} to "
                 f"{gap['high']:+.3f}) relative to {reference} at equal loss in domain, over {len(row['seeds'])} runs; "
-                f"the interval holds with {self.results['confidence']:.0%} for all rows of its table together."
+                f"the interval holds with {100 * self.results['confidence']:.0f} % for all rows of its table together."
             )
         return words + age
 

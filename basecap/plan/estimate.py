@@ -31,7 +31,7 @@ from basecap.train.wall_time import shares
 #: EPYC the models of quickstart reach 0.26 to 0.34, those of lp-table-1 at scale laptop 0.16 to 0.41; of two cores, two
 #: runs side by side, all 16 of quickstart reach 0.18: 3 min 46 s with evaluations, start and report.
 UTILISATION = (0.4, 0.15)
-SHARES = f"{UTILISATION[1]:.0%} to {UTILISATION[0]:.0%}"
+SHARES = f"{100 * UTILISATION[1]:.0f} % to {100 * UTILISATION[0]:.0f} %"
 #: Seconds that a GPU needs for a block in a training step too small to keep it busy, with seven to nine runs side by
 #: side: width 512, about 1,000 tokens a step. On an H200 from 0.49 ms (mamba-1) to 0.74 ms (gated-deltanet) in the runs
 #: of lp-table-1 that saw 8.3M tokens (results/recall/gpu.json), 2.6 ms in lp-table-2; with train.cuda_graphs on an H100
@@ -110,7 +110,7 @@ def remarks(plan: Plan, rows: list[dict[str, Any]], out: Path, gpus: int | None 
     study, workloads = plan.study, _workloads(plan.study, out)
     seconds, evaluating = _seconds(rows), sum(row[EVALUATING] or 0.0 for row in rows)
     work = sum(row["PFLOP"] for row in rows) + evaluating
-    part = "under 1%" if evaluating < 0.005 * work else f"{evaluating / work:.0%}"
+    part = "under 1 %" if evaluating < 0.005 * work else f"{100 * evaluating / work:.0f} %"
     share = f"{part} of it for evaluations" if evaluating else "without evaluations"
     rate = work * 1000 / (UTILISATION[0] * seconds[0])  # TFLOP/s, as `estimate` found it
     return [
@@ -205,10 +205,9 @@ def _finished(rows: list[dict[str, Any]], out: Path) -> list[str]:
     rest = f"those left take {_span(*_seconds(left))} of that time" if left else "none is left to train"
     line, spent = f"Finished in {out}: {len(finished)} of {len(rows)} runs; {rest}.", shares(finished)
     if spent:
-        line += (
-            f" They spent {spent['steps']:.0%} of their time in steps, {spent['evaluations']:.0%} at evaluation points"
-        )
-        line += f" and {spent['start']:.0%} before the second step."
+        steps, points, start = (f"{100 * spent[part]:.0f} %" for part in ("steps", "evaluations", "start"))
+        line += f" They spent {steps} of their time in steps, {points} at evaluation points and {start} before the "
+        line += "second step."
     return [line]
 
 

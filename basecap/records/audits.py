@@ -58,7 +58,7 @@ class Audit:
 
 def seen_words(visibility: float) -> str:
     """Return how far back is read, as "sees the whole past"."""
-    return "sees the whole past" if visibility >= HIGH else f"sees {visibility:.0%} of the past"
+    return "sees the whole past" if visibility >= HIGH else f"sees {100 * visibility:.0f} % of the past"
 
 
 def related_words(relation: float | None) -> str:

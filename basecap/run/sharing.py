@@ -90,6 +90,6 @@ def choose(found: Sequence[Footprint], runs: int, gpus: int) -> tuple[int, str]:
     count = max(1, min(room, math.ceil(1 / share), -(-runs // gpus), MOST))
     many = f"{count} runs share each GPU" if count > 1 else "one run at a time on each GPU"
     return count, (
-        f"{many} (--per-device auto): in a trial step one reaches {share:.0%} of the rate of matrix products and takes "
-        f"at most {largest / 2**30:.1f} of {total / 2**30:.0f} GiB."
+        f"{many} (--per-device auto): in a trial step one reaches {100 * share:.0f} % of the rate of matrix products "
+        f"and takes at most {largest / 2**30:.1f} of {total / 2**30:.0f} GiB."
     )

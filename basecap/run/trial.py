@@ -292,4 +292,4 @@ def _held_elsewhere(device: torch.device) -> str:
         return ""
     free, total = torch.cuda.mem_get_info(device)
     held = total - free - torch.cuda.memory_reserved(device)
-    return f" ({held / total:.0%} is held by other processes)" if held > total / 10 else ""
+    return f" ({100 * held / total:.0f} % is held by other processes)" if held > total / 10 else ""

@@ -123,8 +123,8 @@ def _ambiguous(task: Task) -> list[Text]:
         return []
     return [
         Text(
-            f"not determined by the context: {np.mean(chances < 1):.1%} of the queried values of {len(found)} examples;"
-            f" a model that recalls everything gets {np.mean(chances):.1%} of all right"
+            f"not determined by the context: {100 * np.mean(chances < 1):.1f} % of the queried values of "
+            f"{len(found)} examples; a model that recalls everything gets {100 * np.mean(chances):.1f} % of all right"
         )
     ]
 

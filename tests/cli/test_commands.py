@@ -254,6 +254,11 @@ def test_data_inspect_shows_examples_of_a_task(basecap):
         (("run", "quickstart", "--device", "cpu", "--executor", "locl"), "did you mean 'local'?"),
         (("run", "quickstart", "--max-seeds", "4"), "--max-seeds limits what --until-decided adds"),
         (("run", "quickstart", "--until-decided"), "add --max-seeds N"),
+        (("check", "mamba-2"), "unexpected argument mamba-2; write --mixer NAME (see `basecap check --help`)."),
+        (
+            ("plan", "quickstart", "rwkv-7"),
+            "unexpected argument rwkv-7; write --only NAME (see",
+        ),
         (("bench", "ops", "--length", "5"), "(see `basecap bench ops --help`)."),
         (("generate", "nowhere", "the", "--tokens", "9" * 23), "invalid value for '--tokens': "),
         (("bench", "models", "--hidden", "9" * 23), "invalid value for '--hidden': "),

@@ -151,7 +151,7 @@ def test_the_card_gives_a_verdict_with_its_interval_and_the_age_of_the_reference
     )
     assert (
         "Verdict: **early**. It copies 4 %. Out of domain its loss is +0.200 nats per token (+0.100 to +0.300) "
-        "relative to a at equal loss in domain, over 2 runs; the interval holds with 95% for all rows of its table "
+        "relative to a at equal loss in domain, over 2 runs; the interval holds with 95 % for all rows of its table "
         "together. The reference is early: it copies 4 % only." in card
     )
     assert "**Its architecture fails.**" in card

@@ -70,7 +70,7 @@ def test_a_window_is_blind_beyond_it():
     found = only("transformer++", window=WINDOW)
     assert found.visibility == (WINDOW - 1) / (LENGTH - 1)
     assert found.relation > 0.9 and found.selection < 0.5
-    assert "sees 24% of the past" in found.sentence
+    assert "sees 24 % of the past" in found.sentence
 
 
 def test_fixed_keys_have_no_relation():

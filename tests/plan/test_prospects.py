@@ -139,7 +139,7 @@ def test_finished_runs_are_distinguished_from_remaining_ones(ample, tmp_path):
     assert f" {len(rows)} of {len(rows)} runs; none is left to train." in last
     timed = run_info(seconds={"start": 1.0, "steps": 17.0, "evaluations": 2.0, "all": 20.0})
     StudyRecords(tmp_path).run(row["architecture"], row["seed"], rate).write_info(timed)
-    words = "They spent 85% of their time in steps, 10% at evaluation points and 5% before the second step."
+    words = "They spent 85 % of their time in steps, 10 % at evaluation points and 5 % before the second step."
     assert any(line.endswith(f"none is left to train. {words}") for line in remarks(planned, rows, tmp_path))
     StudyRecords(tmp_path).run(row["architecture"], row["seed"], rate).write_info(run_info(status="running"))
     assert f"{len(rows) - 1} of {len(rows)} runs; those left take" in " ".join(remarks(planned, rows, tmp_path))
@@ -168,7 +168,7 @@ def test_the_time_counts_evaluations_once_the_text_is_prepared(ample, tmp_path):
     for row, old in zip(rows, before, strict=True):
         assert row["PFLOP"] == old["PFLOP"] and row["evaluation PFLOP"] == pytest.approx(share * row["PFLOP"])
     said = remarks(planned, rows, tmp_path)
-    assert f", {share / (1 + share):.0%} of it for evaluations, if all reach" in said[0]
+    assert f", {100 * share / (1 + share):.0f} % of it for evaluations, if all reach" in said[0]
     assert "Not counted: the work of chosen." in said
     passes = run.timetable.steps * run.timetable.step_tokens / data.train.tokens
     size = f"{data.train.tokens / 1e6:.3g}M"

@@ -47,7 +47,7 @@ def test_a_verdict_is_explained_by_the_best_layers():
         "base": "can select: 0.98 of 1",
         "linear": "degrades, and can only partly select: 0.45 of 1",
         "hybrid": "degrades, but can select: 0.98 of 1",
-        "window": "keeps the capability, but sees 24% of the past and can only partly select: 0.45 of 1",
+        "window": "keeps the capability, but sees 24 % of the past and can only partly select: 0.45 of 1",
         "idle": "is behind, and partly weighs positions by their content (0.50) and hardly selects, though its form "
         "can: 0.10 and 0.98 of 1",
     }

@@ -171,6 +171,6 @@ def test_a_trial_step_chooses_how_many_runs_share_a_gpu(study_file, tmp_path, mo
     assert {(start.threads, start.compilers) for start in starts} == {(1, max(1, usable_cores() // 16))}
     assert said == [
         "Runs on the same GPU take turns: CUDA MPS is not installed (no-such-program is not found).",
-        "3 runs share each GPU (--per-device auto): in a trial step one reaches 20% of the rate of matrix products and "
-        "takes at most 3.0 of 13 GiB.",
+        "3 runs share each GPU (--per-device auto): in a trial step one reaches 20 % of the rate of matrix products "
+        "and takes at most 3.0 of 13 GiB.",
     ]

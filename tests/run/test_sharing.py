@@ -84,6 +84,6 @@ def test_what_is_scarce_decides(memory, share, runs, gpus, expected):
     count, why = choose(found, runs, gpus)
     assert count == expected
     shared = f"{count} runs share each GPU" if count > 1 else "one run at a time on each GPU"
-    assert why.startswith(f"{shared} (--per-device auto): in a trial step one reaches {share:.0%} of the rate")
+    assert why.startswith(f"{shared} (--per-device auto): in a trial step one reaches {100 * share:.0f} % of the rate")
     assert why.endswith(f"takes at most {memory / GIB:.1f} of 80 GiB.")
     assert count == 1 or count * (memory + CONTEXT) < 80 * GIB

@@ -119,7 +119,7 @@ def test_a_plan_counts_the_flops_of_each_length(content, monkeypatch):
     for threads, order in ((1, " one after the other"), (3, ", 3 side by side (--per-device 3)")):
         monkeypatch.setattr("torch.get_num_threads", lambda threads=threads: threads)
         assert remarks(planned, [*day, *day], Path("nowhere"))[0] == (
-            f"All 4 runs: 2 days to 5 days{order}, 29% of it for evaluations, if all reach 15% to 40% of this "
+            f"All 4 runs: 2 days to 5 days{order}, 29 % of it for evaluations, if all reach 15 % to 40 % of this "
             "machine's matrix rate, now 2 TFLOP/s; at the same shares of 1,000 TFLOP/s, 5 min 46 s to 15 min 22 s."
         )
     assert remarks(planned, [*day, *day], Path("nowhere"), gpus=2)[1] == (

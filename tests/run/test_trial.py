@@ -182,7 +182,7 @@ def test_a_trial_that_lacks_memory_is_repeated_as_training_needs_it(settings, ro
     assert said == (untried if "parallel" in settings else [])
 
 
-@pytest.mark.parametrize(("free", "words"), [(1, " (75% is held by other processes)"), (14, "")])
+@pytest.mark.parametrize(("free", "words"), [(1, " (75 % is held by other processes)"), (14, "")])
 def test_a_gpu_that_others_fill_is_named(free, words, monkeypatch):
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 20))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 4)

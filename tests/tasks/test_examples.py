@@ -63,7 +63,7 @@ def test_a_long_example_is_cut_off():
 def test_answers_that_the_context_does_not_determine_are_counted():
     small = ["vocab=128", "length=32", "pairs=8"]
     said = inspect_task("mqar-shuffle", ["mode=paper", *small], 1, 100).plain
-    share, best = map(float, re.findall(r"([\d.]+)%", said))
+    share, best = map(float, re.findall(r"([\d.]+) %", said))
     assert 8 < share < 20 and 100 - share < best < 100 - share / 3
     assert "not determined" not in inspect_task("mqar-shuffle", small, 1, 100).plain
     assert "not determined" not in inspect_task("mqar-position-robustness", [], 1, 100).plain
