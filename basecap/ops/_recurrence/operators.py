@@ -8,7 +8,8 @@ from basecap.ops._dispatch import launch_of
 from basecap.ops._transforms import no_second_derivatives, refuse_batched_gradients
 from basecap.ops.operators import operator
 
-#: Tokens between two states that are kept for backward, which holds those of every token of one such chunk.
+#: Tokens between two states that are kept for backward, which holds those of every token of one such chunk. It makes
+#: them again, on a GPU with sums over the keys in another order: the last bits of the gradients of `wkv7` depend on it.
 CHUNK = 64
 
 
