@@ -3,10 +3,12 @@
 import os
 import sys
 
+import numpy as np
 import pytest
 import torch
 
 from basecap.ops import _replay
+from basecap.ops._dispatch import interpreted
 
 if not torch.cuda.is_available() and "triton" not in sys.modules:
     # Triton reads this once, when it is imported first.
@@ -30,3 +32,20 @@ def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
     for owner, name in ((torch, "empty"), (torch, "empty_like"), (torch.Tensor, "new_empty")):
         make = getattr(owner, name)
         monkeypatch.setattr(owner, name, lambda *a, make=make, **k: _poison(make(*a, **k)))
+
+
+@pytest.fixture
+def chained(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the interpreter sum up products as compiled code does in float32: one after the other, from the total on."""
+    if not interpreted():
+        return
+    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+
+    def dot(builder: InterpreterBuilder, a: TensorHandle, b: TensorHandle, total: TensorHandle, *_) -> TensorHandle:
+        left, right, found = (x.data.astype(np.float64) for x in (a, b, total))
+        for k in range(left.shape[1]):
+            # A multiply-add rounds once: products of two numbers in float32 are exact in float64.
+            found = (found + left[:, k, None] * right[None, k]).astype(np.float32)
+        return TensorHandle(found.astype(total.data.dtype), total.dtype.scalar)
+
+    monkeypatch.setattr(InterpreterBuilder, "create_dot", dot)

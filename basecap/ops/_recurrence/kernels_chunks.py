@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 
 from basecap.ops._recurrence.kernels_tiles import matrix, rows, state
+from basecap.ops.kernels_shared import add_product
 
 
 @triton.jit
@@ -81,8 +82,8 @@ def walk_fwd_kernel(
         p_state, m_state = state(states, i_b, i_m, i_h, M, H, o_k, K, o_v, V)
         tl.store(p_state, b_low, mask=m_state)
         b_seen = tl.dot(b_left, b_low, input_precision=PRECISION).to(b_left.dtype)
-        b_state = tl.dot(tl.trans(b_write), b_v, b_state * b_across[:, None], input_precision=PRECISION)
-        b_state = tl.dot(tl.trans(b_right), b_seen, b_state, input_precision=PRECISION)
+        b_state = add_product(b_state * b_across[:, None], tl.trans(b_write), b_v, PRECISION)
+        b_state = add_product(b_state, tl.trans(b_right), b_seen, PRECISION)
     if last is not None:
         p_last, m_state = state(last, i_b, 0, i_h, 1, H, o_k, K, o_v, V)
         tl.store(p_last, b_state, mask=m_state)
@@ -104,4 +105,4 @@ def output_fwd_kernel(
     b_pairs = tl.load(matrix(read_pairs, i_b, i_m, i_h, M, H, BT))
     b_o = tl.dot(b_pairs, tl.load(p_v, mask=m_v, other=0.0), input_precision=PRECISION)
     b_read, b_state = tl.load(p_read, mask=m_read, other=0.0), tl.load(p_state, mask=m_state, other=0.0)
-    store_rows(o, i_b, o_t, T, i_h, H, o_v, V, tl.dot(b_read, b_state, b_o, input_precision=PRECISION))
+    store_rows(o, i_b, o_t, T, i_h, H, o_v, V, add_product(b_o, b_read, b_state, PRECISION))

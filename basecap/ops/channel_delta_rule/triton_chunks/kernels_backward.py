@@ -11,7 +11,7 @@ from basecap.ops._recurrence.kernels_chunks import store_rows, values
 from basecap.ops._recurrence.kernels_joins import in_right, join, joined
 from basecap.ops._recurrence.kernels_tiles import matrix, rows, state
 from basecap.ops.channel_delta_rule.triton_chunks.kernels import edges, log_decays
-from basecap.ops.kernels_shared import exp
+from basecap.ops.kernels_shared import add_product, exp
 
 
 @triton.jit
@@ -33,12 +33,12 @@ def values_bwd_kernel(
     b_inverse = tl.load(matrix(inverse, i_b, i_m, i_h, M, H, BT))
     b_x = tl.dot(b_inverse, tl.load(p_v, mask=m_v, other=0.0), input_precision=PRECISION)
     b_found, b_state = tl.load(p_found, mask=m_k, other=0.0), tl.load(p_state, mask=m_state, other=0.0)
-    store_rows(written, i_b, o_t, T, i_h, H, o_v, V, tl.dot(b_found, b_state, b_x, input_precision=PRECISION))
+    store_rows(written, i_b, o_t, T, i_h, H, o_v, V, add_product(b_x, b_found, b_state, PRECISION))
 
     b_pairs = tl.load(matrix(value_pairs, i_b, i_m, i_h, M, H, BT))
     b_x = tl.dot(tl.trans(b_pairs), tl.load(p_do, mask=m_v, other=0.0), input_precision=PRECISION)
     b_write, b_later = tl.load(p_write, mask=m_k, other=0.0), tl.load(p_later, mask=m_state, other=0.0)
-    store_rows(dv, i_b, o_t, T, i_h, H, o_v, V, tl.dot(b_write, b_later, b_x, input_precision=PRECISION))
+    store_rows(dv, i_b, o_t, T, i_h, H, o_v, V, add_product(b_x, b_write, b_later, PRECISION))
 
 
 @triton.jit
