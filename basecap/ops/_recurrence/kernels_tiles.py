@@ -26,7 +26,10 @@ def numbered_state(base, i, K, V, o_k, o_v):
 
 
 @triton.jit
-def matrix(base, i_b, i_m, i_h, M, H, BT: tl.constexpr):
-    """Addresses of the [BT, BT] matrix of one chunk and head."""
+def matrix(base, i_b, i_m, i_h, M, H, BT: tl.constexpr, TURNED: tl.constexpr = False):
+    """Addresses of the [BT, BT] matrix of one chunk and head; TURNED: of its transpose."""
     o = tl.arange(0, BT)
-    return base + ((i_b * M + i_m) * H + i_h) * BT * BT + o[:, None] * BT + o[None, :]
+    o_row, o_column = o[:, None], o[None, :]
+    if TURNED:
+        o_row, o_column = o_column, o_row
+    return base + ((i_b * M + i_m) * H + i_h) * BT * BT + o_row * BT + o_column

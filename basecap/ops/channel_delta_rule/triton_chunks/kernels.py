@@ -11,7 +11,7 @@ import triton.language as tl
 from basecap.ops._recurrence.kernels_chunks import invert, store_rows, values
 from basecap.ops._recurrence.kernels_joins import in_right, join, joined
 from basecap.ops._recurrence.kernels_tiles import matrix
-from basecap.ops.kernels_shared import exp
+from basecap.ops.kernels_shared import add_product, exp
 
 
 @triton.jit
@@ -44,14 +44,17 @@ def scores_fwd_kernel(
     EXACT: tl.constexpr, PRECISION: tl.constexpr, INVERSE: tl.constexpr,
     LEVELS: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """What each token reads of the writes of a chunk, and the inverse of the chunk's triangular system."""
+    """What each token reads of the writes of a chunk, and the inverse of the chunk's triangular system.
+
+    In one matrix, by one product per join: [t, s] with t behind s is what t erases of the write of s, with t before s
+    what s reads of the write of t.
+    """
     i_h, i_m, i_b = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
     o_c = tl.arange(0, BT)
     o_t = i_m * BT + o_c
     low = read_pairs.dtype.element_ty
     b_own = tl.zeros([BT], dtype=tl.float32)
-    b_reads = tl.zeros([BT, BT], dtype=tl.float32)
-    b_erases = tl.zeros([BT, BT], dtype=tl.float32)
+    b_both = tl.zeros([BT, BT], dtype=tl.float32)
     for start in range(0, K, BK):
         o_k = start + tl.arange(0, BK)
         b_q = values(q, i_b, o_t, T, i_h, H, o_k, K)
@@ -63,17 +66,18 @@ def scores_fwd_kernel(
         b_from = b_all
         b_to = tl.zeros([BT, BK], dtype=tl.float32)
         for level in tl.static_range(LEVELS):
-            # Right blocks read what left ones write.
+            # Right blocks read and erase what left ones write.
             right = in_right(o_c, level)[:, None]
             b_decay = exp(tl.where(right, b_from, b_to), EXACT)
-            b_writes = tl.trans((b_k * b_decay).to(low))
-            b_pairs = tl.dot((b_q * b_decay).to(low), b_writes, input_precision=PRECISION)
-            b_reads += tl.where(joined(o_c, level) & right, b_pairs, 0.0)
-            b_pairs = tl.dot((b_e * b_decay).to(low), b_writes, input_precision=PRECISION)
-            b_erases -= tl.where(joined(o_c, level) & right, b_pairs, 0.0)
+            b_erases = (tl.where(right, b_e, b_k) * b_decay).to(low)
+            b_reads = (tl.where(right, b_q, b_k) * b_decay).to(low)
+            b_pairs = tl.dot(b_erases, tl.trans(b_reads), input_precision=PRECISION)
+            b_both += tl.where(joined(o_c, level), b_pairs, 0.0)
             b_from, b_to, b_all = join(b_from, b_to, b_all, level)
+    b_reads = tl.where(o_c[:, None] < o_c[None, :], b_both, 0.0)
     b_reads += tl.where(o_c[:, None] == o_c[None, :], b_own[:, None], 0.0)
-    tl.store(matrix(read_pairs, i_b, i_m, i_h, M, H, BT), b_reads.to(low))
+    tl.store(matrix(read_pairs, i_b, i_m, i_h, M, H, BT, TURNED=True), b_reads.to(low))
+    b_erases = tl.where(o_c[:, None] > o_c[None, :], -b_both, 0.0)
     b_inverse = invert(b_erases, o_c, tl.float32, INVERSE, LEVELS)
     tl.store(matrix(inverse, i_b, i_m, i_h, M, H, BT), b_inverse.to(low))
 
@@ -99,7 +103,7 @@ def parts_fwd_kernel(
         b_e = (values(erased, i_b, o_t, T, i_h, H, o_k, K) * -b_from).to(low)
         store_rows(found, i_b, o_t, T, i_h, H, o_k, K, tl.dot(b_inverse, b_e, input_precision=PRECISION))
         b_read = values(q, i_b, o_t, T, i_h, H, o_k, K) * b_from
-        b_read += tl.dot(b_pairs, b_e, input_precision=PRECISION)
+        b_read = add_product(b_read, b_pairs, b_e, PRECISION)
         store_rows(read, i_b, o_t, T, i_h, H, o_k, K, b_read)
         b_k = (values(k, i_b, o_t, T, i_h, H, o_k, K) * b_to).to(low)
         store_rows(answer, i_b, o_t, T, i_h, H, o_k, K, b_k)

@@ -93,9 +93,13 @@ def _prepare(inputs: _Inputs, matrices: Tensor) -> _Chunks:
     found, read, write, answer = inputs.v.new_empty(4, *inputs.q.shape)
     across = inputs.v.new_empty(B, M, H, K, dtype=torch.float32)
     value_pairs = torch.empty_like(matrices[0])
+    # With two warps Triton multiplies by mma.sync, with four by wgmma on Hopper. There the assembler of CUDA 12.8, in
+    # Triton 3.6 to 3.7.1, adds the offsets of an operand to a register that nothing has written: all but the first 16
+    # rows come from anywhere in shared memory, or from beyond it. Products of float32 take neither instruction.
     kernels.parts_fwd_kernel[inputs.grid](
         *inputs.keys, *matrices, found, read, write, answer, across, value_pairs, T, H, K, M,
-        EXACT=inputs.exact, BK=inputs.channels(PARTS), num_stages=1, **inputs.options,
+        EXACT=inputs.exact, BK=inputs.channels(PARTS), num_warps=4 if inputs.exact else 2, num_stages=1,
+        **inputs.options,
     )  # fmt: skip
     return _Chunks(found, read, write, answer, across, value_pairs)
 
