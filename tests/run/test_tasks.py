@@ -282,7 +282,7 @@ def test_a_sweep_ends_with_the_first_rate_that_is_good_enough(content, tmp_path)
         ({"task": None}, "a study has a section data .* or task .*; add one"),
         ({"train": {"epochs": 1, "tokens": 5}}, "both set the length of a run; remove one or set it to null"),
         ({"train": {"lr": 1}}, r"'train\.tokens' is missing; add it or train\.epochs"),
-        ({"task": {"train": ["mqar"], "exampels": 3}}, r"unknown key 'task\.exampels': did you mean 'examples'"),
+        ({"task": {"train": ["mqar"], "exampels": 3}}, r"unknown key 'task\.exampels': did you mean 'task\.examples'"),
         ({"evals": ["domain-loss"]}, "'domain-loss' measures on text, and this study trains on tasks"),
         ({"evals": ["position-loss"]}, "'position-loss' measures on text, and this study trains on tasks"),
         ({"model": {"hidden": 16, "vocab": 30}}, r"model\.vocab = 30 is less than the tasks' 36"),
