@@ -7,10 +7,14 @@
 - For every sum and product of integers it computes whether they overflow, which it asserts for a kernel in debug mode
   alone: here it does not compute that.
 - It makes the type and the shape of every tensor anew at every operation: here once each.
+- It compares types letter by letter and shapes size by size before it finds that two operands need no change: here a
+  type and a shape are one object each, and what has the same ones is taken as it is.
+- It goes through all arguments of every call of a function twice, to put its own semantics there: here once.
 - At every operation it writes down anew which of NumPy's dtypes stands for which of Triton's: here it looks it up.
 """
 
 import functools
+import inspect
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -23,6 +27,8 @@ from basecap.ops._dispatch import interpreted
 
 #: The functions of the interpreter that those of this file stand for, by name.
 AS_IT_COMES: dict[str, Any] = {}
+#: The shapes of types, which are kept: what `_block` returned with one, by its identity.
+KNOWN: dict[int, tuple[Any, int, str]] = {}
 
 
 def quicken() -> None:
@@ -32,6 +38,7 @@ def quicken() -> None:
     import triton.language as tl
     from triton.runtime import interpreter
 
+    interpreter._patch_attr = _patch_attr
     prepared = interpreter._patch_lang(SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
     nothing = type(prepared)()  # what a launch takes back when it ends
     interpreter._patch_lang = lambda function: nothing
@@ -47,6 +54,12 @@ def quicken() -> None:
     interpreter.interpreter_builder.options = replace(options, sanitize_overflow=False)
     AS_IT_COMES["tensor"], AS_IT_COMES["block_type"] = tl.tensor.__init__, tl.block_type.__init__
     tl.tensor.__init__, tl.block_type.__init__ = _make_tensor, _make_block_type
+    semantic = type(interpreter.interpreter_semantic)
+    for name, ours in (("binary_op_type_checking_impl", pair), ("broadcast_impl_value", broadcast), ("cast", _cast)):
+        AS_IT_COMES[name] = getattr(semantic, name)
+        setattr(semantic, name, ours)
+    AS_IT_COMES["equal types"] = tl.dtype.__eq__
+    tl.dtype.__eq__ = lambda one, other: one is other or AS_IT_COMES["equal types"](one, other)
 
     known: dict[str, np.dtype] = {}
     find = interpreter._get_np_dtype
@@ -57,6 +70,78 @@ def quicken() -> None:
         return known[dtype.name]
 
     interpreter._get_np_dtype = look_up
+
+
+def _patch_attr(owner: Any, name: str, member: Any, builder: Any, scope: Any) -> None:
+    """Stand for the interpreter's own, which wraps what is a wrapper already."""
+    from triton.runtime.interpreter import interpreter_semantic
+
+    function = inspect.unwrap(member)
+
+    def call(*arguments: Any, _semantic: Any = None, **options: Any) -> Any:
+        return function(*arguments, _semantic=interpreter_semantic, **options)
+
+    scope.set_attr(owner, name, call)
+
+
+def pair(
+    self: Any,
+    lhs: Any,
+    rhs: Any,
+    allow_lhs_ptr: bool = False,
+    allow_rhs_ptr: bool = False,
+    arithmetic_check: bool = True,
+    div_or_mod: bool = False,
+) -> tuple[Any, Any]:
+    """Stand for `TritonSemantic.binary_op_type_checking_impl`."""
+    if type(lhs) is type(rhs) is self.tensor and not div_or_mod:
+        one, other = lhs.dtype, rhs.dtype
+        if (one is other and not one.is_ptr()) or (allow_lhs_ptr and one.is_ptr() and other.is_int()):
+            return self.broadcast_impl_value(lhs, rhs)
+    options = (allow_lhs_ptr, allow_rhs_ptr, arithmetic_check, div_or_mod)
+    return AS_IT_COMES["binary_op_type_checking_impl"](self, lhs, rhs, *options)
+
+
+def broadcast(self: Any, lhs: Any, rhs: Any) -> tuple[Any, Any]:
+    """Stand for `TritonSemantic.broadcast_impl_value`."""
+    left, right = lhs.type, rhs.type
+    if left.is_block():
+        if not right.is_block():
+            return lhs, _filled(rhs, left.shape)
+        if left.shape is right.shape:
+            return lhs, rhs
+        shape = _joint((*left.shape.values,), (*right.shape.values,))
+        return _stretched(lhs, shape), _stretched(rhs, shape)
+    return (_filled(lhs, right.shape), rhs) if right.is_block() else (lhs, rhs)
+
+
+@functools.cache
+def _joint(left: tuple[int, ...], right: tuple[int, ...]) -> Any:
+    return _block(np.broadcast_shapes(left, right))[0]
+
+
+def _filled(number: Any, shape: Any) -> Any:
+    """Return a tensor of this shape, every number of which is this one."""
+    data = number.handle.data
+    return _tensor(number, np.full(shape.values, data, data.dtype), shape)
+
+
+def _stretched(tensor: Any, shape: Any) -> Any:
+    """Return a tensor in a shape that it can be broadcast to."""
+    return tensor if tensor.type.shape is shape else _tensor(tensor, np.broadcast_to(tensor.handle.data, shape), shape)
+
+
+def _tensor(like: Any, data: np.ndarray, shape: Any) -> Any:
+    import triton.language as tl
+
+    return tl.tensor(type(like.handle)(data, like.handle.dtype), tl.block_type(like.dtype, shape))
+
+
+def _cast(self: Any, input: Any, dst_ty: Any, fp_downcast_rounding: str | None = None) -> Any:
+    """Stand for `TritonSemantic.cast`."""
+    if input.dtype is dst_ty.scalar:
+        return input
+    return AS_IT_COMES["cast"](self, input, dst_ty, fp_downcast_rounding)
 
 
 def _make_tensor(self: Any, handle: Any, type: Any) -> None:
@@ -75,7 +160,8 @@ def _sizes(shape: tuple[int, ...]) -> tuple[Any, Any]:
 def _make_block_type(self: Any, element_ty: Any, shape: Sequence[Any]) -> None:
     """Stand for the constructor of `triton.language.block_type`."""
     self.element_ty = element_ty
-    self.shape, self.numel, words = _block(tuple(getattr(size, "value", size) for size in shape))
+    found = KNOWN.get(id(shape)) or _block(tuple(getattr(size, "value", size) for size in shape))
+    self.shape, self.numel, words = found
     self.name = f"<{words}, {element_ty}>"
 
 
@@ -85,7 +171,8 @@ def _block(shape: tuple[int, ...]) -> tuple[Any, int, str]:
 
     made = object.__new__(tl.block_type)
     AS_IT_COMES["block_type"](made, tl.int1, list(shape))  # refuses some shapes
-    return made.shape, made.numel, str(made.shape)
+    KNOWN[id(made.shape)] = made.shape, made.numel, str(made.shape)
+    return KNOWN[id(made.shape)]
 
 
 def reduce(self: Any, tensors: Sequence[Any]) -> list[Any]:

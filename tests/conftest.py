@@ -1,6 +1,7 @@
 """Every test is cut off from the network and runs on one thread; without a GPU kernels run in Triton's interpreter."""
 
 import gc
+import importlib
 import os
 import signal
 import socket
@@ -33,7 +34,8 @@ gc.disable()  # while tests are collected, see below
 
 
 def pytest_collection_finish() -> None:
-    """Have the garbage collector leave alone what was imported, which it would search again and again."""
+    """Have the garbage collector leave alone what is imported, which it would search again and again."""
+    importlib.import_module("torch._dynamo")  # which tests of compiled code import in the end
     gc.collect()
     gc.freeze()
     gc.enable()

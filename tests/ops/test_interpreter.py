@@ -6,21 +6,22 @@ import numpy as np
 import pytest
 
 from basecap.ops._dispatch import interpreted
-from tests._interpreter import AS_IT_COMES, reduce, scan
+from tests._interpreter import AS_IT_COMES, broadcast, pair, reduce, scan
 
 pytestmark = pytest.mark.skipif(not interpreted(), reason="needs TRITON_INTERPRET=1")
 
 
 def draw(*shape: int) -> tuple:
-    """Return a tensor of float32 and one of int32 as kernels have them."""
+    """Return a tensor of float32 and one of int32 as kernels have them; without a shape they are numbers."""
     import triton.language as tl
     from triton.runtime.interpreter import TensorHandle
 
     generator = np.random.default_rng(0)
-    numbers = generator.standard_normal(shape, dtype=np.float32), generator.integers(-99, 99, shape, dtype=np.int32)
+    size = shape or 1
+    numbers = generator.standard_normal(size, dtype=np.float32), generator.integers(-99, 99, size, dtype=np.int32)
     types = tl.float32, tl.int32
     return tuple(
-        tl.tensor(TensorHandle(x, dtype), tl.block_type(dtype, list(shape)))
+        tl.tensor(TensorHandle(x, dtype), tl.block_type(dtype, list(shape)) if shape else dtype)
         for x, dtype in zip(numbers, types, strict=True)
     )
 
@@ -58,6 +59,30 @@ def test_scans(shape: tuple[int, ...], axis: int):
 
     operation, tensors = ScanOps(axis, SimpleNamespace(fn=join), reverse=False), draw(*shape)
     assert_same_bits(scan(operation, tensors), AS_IT_COMES["generic_scan"](operation, tensors))
+
+
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [
+        ((8,), (8,)),
+        ((4, 1), (1, 8)),
+        ((1, 8), (4, 8)),
+        ((8,), (4, 8)),
+        ((4, 8), (8,)),
+        ((4, 8), ()),
+        ((), (8,)),
+        ((), ()),
+    ],
+)
+def test_operands(left: tuple[int, ...], right: tuple[int, ...]):
+    from triton.runtime.interpreter import interpreter_semantic
+
+    for one in draw(*left):
+        for other in draw(*right):
+            for ours, name in ((broadcast, "broadcast_impl_value"), (pair, "binary_op_type_checking_impl")):
+                assert_same_bits(
+                    [*ours(interpreter_semantic, one, other)], [*AS_IT_COMES[name](interpreter_semantic, one, other)]
+                )
 
 
 def sizes(tensor) -> list[int]:
