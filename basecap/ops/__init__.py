@@ -3,8 +3,8 @@
     from basecap.ops import top1_chunk, top1_element    # attention by Top-1 selection, and its decoding steps
     from basecap.ops.delta_rule import delta_rule       # any other op is in the folder of its name
 
-`help(OP)` has shapes, dtypes and errors, `README.md` in its folder the mathematics. Invalid arguments raise
-`basecap.errors.ConfigError`; GPUs run kernels, CPUs plain PyTorch.
+`help(OP)` has shapes, dtypes and errors; `README.md` in its folder, where there is one, has the mathematics. Invalid
+arguments raise `basecap.errors.ConfigError`; GPUs run kernels, CPUs plain PyTorch.
 
 The folders of all ops have the same shape. An op chooses between implementations, which `_dispatch` calls families:
 
@@ -14,7 +14,7 @@ The folders of all ops have the same shape. An op chooses between implementation
     NAME/            a family of kernels, as below
     operators.py     the functions of all families as one PyTorch operator; in a folder, those of this family alone
     check.py         what `basecap check` compares, see `cases`; a new op is found by this file, no list names it
-    README.md        the mathematics, and what was measured
+    README.md        the mathematics, and what was measured, where the docstrings do not say it all
 
 A folder is named after the language of its kernels or the library that has them, which is also how `basecap check` and
 run.json call it:

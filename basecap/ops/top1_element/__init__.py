@@ -37,8 +37,8 @@ def top1_element(
     derivatives raise an error. `torch.func.vmap` calls it once per slice.
 
     Args:
-        q: queries [B, T, H, K], H a multiple of G.
-        k: keys [B, T, G, K].
+        q: queries [B, T, H, K], H a multiple of G; float16, bfloat16, float32, and float64 in plain PyTorch.
+        k: keys [B, T, G, K]; the kernels take K up to 256.
         v: values [B, T, G, K].
         scale: positive factor of the scores in the softmax; 1/sqrt(K) when None.
         segments: int64 [B, T], non-decreasing along T; positions with one id form one independent sequence.
