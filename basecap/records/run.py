@@ -22,6 +22,7 @@ from basecap.system.files import (
     read_json,
     read_last_lines,
     read_lines,
+    remove_partial,
     replacing,
     safe_name,
     write_json,
@@ -306,9 +307,11 @@ class RunRecords:
     def rewind(self, step: int) -> None:
         """Remove everything recorded after the checkpoint of `step`, including the evaluation at that step.
 
-        Other programs' files are kept. Raises DataError for a damaged row, and when a file cannot be written.
+        It also removes the temporary files of a killed process, and keeps those of other programs. Raises DataError for
+        a damaged row, and when a file cannot be written.
         """
         self.refuse_left()
+        remove_partial(self.path)
         for name, first in (("metrics.jsonl", step + 1), ("evals.jsonl", step)):
             path = self.path / name
             if path.exists():

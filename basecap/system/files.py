@@ -29,6 +29,8 @@ _TORN: set[Path] = set()
 
 #: Maximum number of bytes of a file that is read as a whole.
 LARGEST = 1 << 30
+#: End of the names of files that are not yet complete.
+PARTIAL = ".partial"
 #: Bytes at the end of a file in which its last rows are looked for.
 TAIL = 1 << 16
 
@@ -175,10 +177,16 @@ def process_name() -> str:
     return f"{safe_name(socket.gethostname())}-{os.getpid()}"
 
 
+def remove_partial(directory: Path) -> None:
+    """Remove what `replacing` left below a directory, which this process alone writes to, when another was killed."""
+    for path in directory.rglob(f".*{PARTIAL}"):
+        path.unlink(missing_ok=True)
+
+
 @contextlib.contextmanager
 def replacing(path: Path, other: str = "another directory") -> Iterator[Any]:
     """Open a temporary binary file, renamed to `path` if the block succeeds; raises DataError as `writing` does."""
-    partial = path.with_name(f".{path.name}.{process_name()}.partial")
+    partial = path.with_name(f".{path.name}.{process_name()}{PARTIAL}")
     try:
         with writing(path, other):
             with partial.open("wb") as file:

@@ -11,7 +11,7 @@ import pytest
 from basecap.errors import DataError
 from basecap.records import Machine, RunInfo
 from basecap.records.documents import DocumentLosses
-from basecap.system.files import write_json
+from basecap.system.files import replacing, write_json
 from tests.records.made_up import change, record, run_info
 
 
@@ -88,7 +88,7 @@ def test_metrics_and_records_are_read_back(records):
     } == set()
 
 
-def test_rewind_forgets_what_came_after(records):
+def test_rewind_forgets_what_came_after(records, monkeypatch):
     run = records.run("a", 0)
     losses = {"code": DocumentLosses(np.ones(2), np.ones(2, int), np.ones(2, int))}
     for step in (1, 2, 3):
@@ -97,7 +97,13 @@ def test_rewind_forgets_what_came_after(records):
         run.append_evals([record(step)])
     with (run.path / "metrics.jsonl").open("ab") as file:
         file.write(b'{"st')
+    with pytest.raises(KeyError), monkeypatch.context() as killed:
+        killed.setattr(Path, "unlink", lambda path, missing_ok: None)
+        with replacing(run.path / "maps" / "map-1.npz"):
+            raise KeyError
+    (run.path / "mine.partial").touch()
     run.rewind(2)
+    assert [path.name for path in run.path.rglob("*.partial")] == ["mine.partial"]
     assert [row["step"] for row in run.metrics()] == [1, 2]
     assert {record.step for record in run.evals() if record.eval == "domain-loss"} == {
         1
