@@ -27,7 +27,7 @@ RECURRENCES += ("rwkv-4", "rwkv-5", "rwkv-7")
 #: Their ops compute in chunks of at most 64 tokens, so the shorter sequences of `FEW` tokens cross these, too.
 SMALL_CHUNKS = ("deltanet", "gated-deltanet", "gated-deltanet-2", "gla", "hgrn-2", "hyena", "kda 3:1", "olmo-hybrid")
 SMALL_CHUNKS += ("rwkv-4", "rwkv-5", "rwkv-6", "rwkv-7")
-FEW = 100
+FEW = 70
 #: Tokens that cross the tiny windows and chunks, and the chunks of all recurrences except that of `LONG_CHUNKS`.
 SHORT = 40
 
