@@ -1,7 +1,8 @@
 """Passes of evaluations as CUDA graphs, because a GPU runs a pass of a small model before Python has launched it.
 
 The first passes of each shape are ordinary ones; the last of them shows whether a graph can be made. A replay launches
-the kernels of an ordinary pass in their order, so the numbers are the same.
+the kernels of an ordinary pass in their order, so the numbers are the same. That is compared with an ordinary pass at
+the first replay and, as weights change meanwhile, at the 2nd, 4th, 8th, ...
 """
 
 from collections import Counter
@@ -11,6 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from basecap.errors import TrainingError
 from basecap.models.language_model import LanguageModel
 from basecap.system.cuda_graph import ROOM, WARM_UP, GraphPool
 
@@ -60,6 +62,9 @@ class ReplayedPasses:
         Args:
             run: computes the losses of the model.
             batch: on the host, in pinned memory.
+
+        Raises:
+            TrainingError: a later replay is found to have other bits than an ordinary pass.
         """
         shape = batch.shape
         self._made[shape] += 1
@@ -72,7 +77,20 @@ class ReplayedPasses:
             return run(batch.to(self._device, non_blocking=True))
         graph.batch.copy_(batch, non_blocking=True)
         graph.replay()
-        return graph.losses
+        replays = self._made[shape] - WARM_UP
+        return graph.losses if replays & (replays - 1) else self._compared(run, graph, first=replays == 1)
+
+    def _compared(self, run: Callable[[Tensor], Tensor], graph: _Graph, *, first: bool) -> Tensor:
+        """Return what an ordinary pass finds; if the first replay differs, give graphs up."""
+        losses = run(graph.batch)
+        if not torch.equal(losses.nan_to_num(), graph.losses.nan_to_num()):
+            if not first:
+                raise TrainingError(
+                    "a replayed evaluation pass differs from an ordinary one, so earlier ones may be wrong, too; "
+                    "start again with --set train.cuda_graphs=false"
+                )
+            self._give_up(RuntimeError("a replay differs from an ordinary pass"))
+        return losses
 
     def _rehearse(self, run: Callable[[Tensor], Tensor], batch: Tensor) -> Tensor:
         """Make an ordinary pass, and give graphs up if it cannot be captured or leaves too little memory."""

@@ -1,10 +1,12 @@
 """Passes of evaluations as CUDA graphs: the numbers of passes without, to the bit, whatever the weights are by then."""
 
 from dataclasses import replace
+from itertools import count
 
 import pytest
 import torch
 
+from basecap.errors import TrainingError
 from basecap.evals import Context, Outcome, ReplayedPasses, build_evaluation
 from basecap.models.language_model import LanguageModel
 from tests.train._graphs import RecordedPool, read_back
@@ -65,7 +67,23 @@ def test_passes_with_hooks_are_not_replayed(own, context):
     assert seen == expected != []
 
 
-@pytest.mark.parametrize("fault", ["reads", "large", "full"])
+class WrongPool(RecordedPool):
+    """Replays that do nothing any more, from one of them on."""
+
+    right = 0
+
+    def capture(self, run):
+        replay, calls = super().capture(run), count()
+        return lambda: replay() if next(calls) < self.right else None
+
+
+def test_later_replays_that_are_wrong_end_a_run(own, context, monkeypatch):
+    monkeypatch.setattr(WrongPool, "right", 2)
+    with pytest.raises(TrainingError, match="differs from an ordinary one"):
+        points(own, replace(context, replays=ReplayedPasses(own, pool=WrongPool)))
+
+
+@pytest.mark.parametrize("fault", ["reads", "large", "full", "wrong"])
 def test_passes_that_cannot_be_captured_are_ordinary_ones_and_that_is_said_once(fault, own, context, monkeypatch):
     def refuse(pool, run):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.")
@@ -75,14 +93,16 @@ def test_passes_that_cannot_be_captured_are_ordinary_ones_and_that_is_said_once(
         own.token_losses = lambda *given, **options: read_back(own, given, compute(*given, **options))
     elif fault == "large":
         monkeypatch.setattr(RecordedPool, "taken", 501)
-    else:
+    elif fault == "full":
         monkeypatch.setattr(RecordedPool, "capture", refuse)
     expected, said = points(own, context), []
-    found = points(own, replace(context, replays=ReplayedPasses(own, said.append, RecordedPool)))
+    pool = WrongPool if fault == "wrong" else RecordedPool
+    found = points(own, replace(context, replays=ReplayedPasses(own, said.append, pool)))
     reason = {
         "reads": "operation not permitted when stream is capturing",
         "large": "a pass takes 0.0 GiB, more than half of the free memory",
         "full": "CUDA out of memory. Tried to allocate 2 GiB",
+        "wrong": "a replay differs from an ordinary pass",
     }[fault]
     assert numbers(found) == numbers(expected)
     assert said == [f"evaluation passes are not CUDA graphs: {reason}."]
