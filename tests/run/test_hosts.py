@@ -2,11 +2,26 @@
 
 import socket
 
-from torch.distributed.run import main as launch
+import pytest
+from torch.distributed.launcher import LaunchConfig, elastic_launch
 
 from basecap.records import StudyRecords
-from tests.forks import start
+from tests.forks import command, start
 from tests.run._execute import run
+
+
+def succeed(*arguments: object) -> None:
+    """Run the command line, and return as the launcher expects it of a function."""
+    with pytest.raises(SystemExit) as left:
+        command(*arguments)
+    assert not left.value.code
+
+
+def launch(rank: int, port: int, *arguments: object) -> None:
+    """Launch one process on one of two hosts, as `torchrun --nnodes 2 --node-rank RANK` does; it is a fork."""
+    place = {"rdzv_backend": "static", "rdzv_endpoint": f"127.0.0.1:{port}", "rdzv_configs": {"rank": rank}}
+    config = LaunchConfig(2, 2, 1, run_id="hosts", **place, max_restarts=0, start_method="fork")
+    elastic_launch(config, succeed)(*arguments)
 
 
 def test_two_launchers_train_a_model_in_parts_as_one_process_trains_it(study_file, tmp_path):
@@ -14,13 +29,11 @@ def test_two_launchers_train_a_model_in_parts_as_one_process_trains_it(study_fil
     run(study_file, tmp_path / "one", settings, only=(only,))
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        place = ["--master-addr", "127.0.0.1", "--master-port", str(free.getsockname()[1])]
-    words = ["-m", "basecap", "run", study_file, "--device", "cpu", "--out", tmp_path / "two", "--only", only]
+        port = free.getsockname()[1]
+    words = ["run", study_file, "--device", "cpu", "--out", tmp_path / "two", "--only", only]
     words += [word for setting in (*settings, "train.parallel=fsdp") for word in ("--set", setting)]
-    logs, hosts = [tmp_path / f"log-{rank}" for rank in range(2)], []
-    for rank, log in enumerate(logs):
-        given = ["--nnodes", "2", "--nproc-per-node", "1", *place, "--node-rank", str(rank), *map(str, words)]
-        hosts.append(start(launch, given, output=log, OMP_NUM_THREADS="1"))
+    logs = [tmp_path / f"log-{rank}" for rank in range(2)]
+    hosts = [start(launch, rank, port, *words, output=log, OMP_NUM_THREADS="1") for rank, log in enumerate(logs)]
     for host in hosts:
         host.join(250)
         host.terminate()
