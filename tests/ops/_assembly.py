@@ -22,11 +22,6 @@ class Instruction(NamedTuple):
     operands: list[str]
 
     @property
-    def conditional(self) -> bool:
-        """Whether the next instruction may follow a jump; a uniform predicate is the first operand."""
-        return bool(self.predicate) or self.operands[0].lstrip("!").startswith("UP")
-
-    @property
     def written(self) -> set[int]:
         """The uniform registers that it writes."""
         uniform = self.name.startswith("U") and not self.name.startswith(READING)
@@ -68,7 +63,7 @@ def unwritten(code: str) -> list[str]:
     """Return the instructions that read a uniform register which is not written on every path to them.
 
     The assembler of CUDA 12.8 makes such code of some kernels: addresses of products are then what an earlier kernel
-    left in the register. Jumps to addresses in registers are taken for ends.
+    left in the register.
     """
     instructions, labels = list[Instruction](), dict[str, int]()
     for line in code.splitlines():
@@ -92,10 +87,9 @@ def unwritten(code: str) -> list[str]:
 
 
 def _followers(instruction: Instruction, place: int, labels: dict[str, int]) -> list[int]:
-    kind, further = instruction.name.split(".")[0], [place + 1]
-    if kind in ("EXIT", "RET", "BRX"):
-        return further if instruction.predicate else []
-    target = re.search(r"\((\.L_\w+)\)", instruction.operands[-1])
-    if kind not in ("BRA", "CALL") or target is None:
-        return further
-    return [labels[target[1]], *(further if kind == "CALL" or instruction.conditional else [])]
+    kind, operands = instruction.name.split(".")[0], instruction.operands
+    found = re.findall(r"\.L_\w+", ",".join(operands)) if kind in ("BRA", "BRX", "CALL") else []
+    targets = [labels[label] for label in found]
+    # A jump may depend on a predicate, or on a uniform one, its first operand.
+    leaves = kind in ("EXIT", "RET", "BRX") or (kind == "BRA" and len(operands) == 1)
+    return targets if leaves and not instruction.predicate else [*targets, place + 1]
