@@ -89,6 +89,7 @@ def time_left(runs: Sequence[RunStatus]) -> float | None:
 def _status(records: StudyRecords, run: RunRecords, info: RunInfo, sweep: bool) -> RunStatus:
     rows = run.last_metrics(ROWS)
     last = rows[-1] if rows else {}
+    tokens = last.get("tokens", 0)
     rates = [row["tokens_per_s"] for row in rows if row.get("tokens_per_s")]
     state: State = "training" if info.status == "running" else info.status
     if state == "training" and not records.is_claimed(run):
@@ -97,8 +98,8 @@ def _status(records: StudyRecords, run: RunRecords, info: RunInfo, sweep: bool) 
         name=f"{info.name} (lr {info.lr:g})" if sweep and info.lr is not None else info.name,
         seed=info.seed,
         state=state,
-        tokens=last.get("tokens", 0),
-        total=info.tokens,
+        tokens=tokens,
+        total=info.tokens and max(tokens, info.tokens),  # the last step may go beyond what was asked for
         loss=last.get("train_loss"),
         rate=statistics.median(rates) if rates else None,
         message=info.message,

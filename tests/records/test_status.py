@@ -25,7 +25,7 @@ def test_runs_in_each_state_are_read_from_the_records(tmp_path):
     with pytest.raises(ConfigError, match="holds no study"):
         study_status(records)
     records.create(STUDY)
-    for name, seed, status, tokens in (("base", 0, "finished", 1000), ("other", 0, "running", 400)):
+    for name, seed, status, tokens in (("base", 0, "finished", 1024), ("other", 0, "running", 400)):
         run = records.run(name, seed)
         run.write_info(run_info(name, seed=seed, status=status, tokens=1000))
         for step in (1, 2):
@@ -36,6 +36,7 @@ def test_runs_in_each_state_are_read_from_the_records(tmp_path):
     with records.entered(), records.claimed(records.run("other", 0)):
         done, training, waiting = study_status(records)
     assert (done.state, training.state, waiting.state) == ("finished", "training", "waiting")
+    assert done.tokens == done.total == 1024  # whole steps
     assert training == RunStatus(name="other", seed=0, state="training", tokens=400, total=1000, loss=2.5, rate=15.0)
     assert training.seconds_left == 40.0 and done.seconds_left is waiting.seconds_left is None
     assert (waiting.name, waiting.seed) == ("other", 1)
