@@ -7,7 +7,7 @@ be imported, in its `launch`, and
     RUNS: str               its name in logs and in run.json, "Triton kernels"
     BACKEND: str | None     the `backend` that selects it; None: only "auto" does
     REPEATS: bool           left out, True: whether it gives the same bits twice, once PyTorch is deterministic
-    UNTRIED: bool           left out, False: whether it has only run in Triton's interpreter; "auto" then leaves it out
+    UNTRIED: bool           left out, False: whether its tests have not passed on a GPU; "auto" then leaves it out
     supports(*given)        why it cannot run on these tensors, or None
 
 The first family that supports the tensors runs; after `torch.use_deterministic_algorithms(True)`, that repeats itself.
@@ -195,8 +195,8 @@ def deterministic() -> bool:
 
 
 def _untried(family: ModuleType) -> str | None:
-    """Return why "auto" does not take a family whose kernels have not run on a GPU yet, or None."""
-    return "they have not run on a GPU yet" if getattr(family, "UNTRIED", False) else None
+    """Return why "auto" does not take a family whose kernels have not passed their tests on a GPU, or None."""
+    return "they have not passed their tests on a GPU" if getattr(family, "UNTRIED", False) else None
 
 
 def _varies(family: ModuleType) -> str | None:
