@@ -5,10 +5,9 @@ import io
 import logging
 import signal
 import sys
-from collections.abc import Collection, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
@@ -46,14 +45,12 @@ from basecap.cli.options import (
     log,
     seed_limit,
 )
-from basecap.cli.output import console, print_table, report_output_error
+from basecap.cli.output import print_table, report_output_error
+from basecap.cli.reports import print_report, report_runs
 from basecap.cli.usage import UsageError, usage_message
 from basecap.errors import BasecapError, ConfigError, Interrupted
 from basecap.system.streams import protect_streams
 from basecap.version import __version__
-
-if TYPE_CHECKING:
-    from basecap.report import ImageFormat, Report
 
 # torch takes a second to import: each command imports what it needs after it has checked its arguments, so that --help,
 # lists and error messages come at once.
@@ -129,12 +126,15 @@ def run(
     most = seed_limit(config, until_decided, max_seeds)
 
     from basecap.records import StudyRecords
+    from basecap.report import without_charts  # here, so that what a report needs is not first missed after training
     from basecap.run.execute import execute
     from basecap.run.executors import Resources
     from basecap.run.until_decided import train_until_decided
     from basecap.run.watching import watching
 
     directory = out or config.directory
+    if why := without_charts():
+        log(f"Warning: the report will have no charts: {why}")
     train = partial(
         execute,
         out=directory,
@@ -148,17 +148,8 @@ def run(
         infos = train(config, only=chosen)
     else:
         infos = train_until_decided(config, StudyRecords(directory), most, chosen, train, log)
-    if not infos:  # a worker of torchrun: only the leader reports
-        return
-    failed_runs = {(info.name, info.seed) for info in infos if info.status == "failed"}
-    made = _report([directory], directory, reported=failed_runs)
-    failures = [failure.name for study in made.studies for failure in study.failures]
-    asked = {info.name for info in infos}  # failures of earlier commands do not count
-    failed = [name for name in failures if name in asked]
-    failed += [info.name for info in infos if info.status == "failed"]  # runs of a sweep are not in the report
-    if failed:
-        typer.echo(f"architectures that failed: {len(set(failed))}; the reasons are above and in the report.", err=True)
-        raise typer.Exit(1)
+    if infos:  # else a worker of torchrun: only the leader reports
+        report_runs(infos, directory)
 
 
 @app.command(epilog="Example: basecap plan bc-figure-6a --scale gpu")
@@ -252,7 +243,7 @@ def eval_(
     failed = evaluate_directory(path, add=add, at=points, only=only, on=on, plugins=plugin, log=log)
     if failed is None:  # a worker of torchrun: only the leader reports
         return
-    _report([directory], directory, shown={added(text) for text in add})
+    print_report([directory], directory, shown={added(text) for text in add})
     if failed:
         log(f"evaluations that failed: {failed}; the reasons are above.")
         raise typer.Exit(1)
@@ -285,7 +276,7 @@ def report(
     directory = out or directories[0]
     if live:
         write_live_report(directories, directory, log, costs)
-    made = _report(directories, directory, costs=costs, images=figures)
+    made = print_report(directories, directory, costs=costs, images=figures)
     if tables is not None:
         sheets = [] if made.joined is None else list(joined_sheets(made.joined))
         written = write_tables(made.studies, tables, sheets)
@@ -313,35 +304,6 @@ app.command(epilog="Example: basecap check --mixer mamba-2")(check)
 app.command(epilog="Example: basecap audit mamba-2")(audit)
 app.command(epilog="Example: basecap export runs/quickstart/runs/rwkv-7-s0 --to exported/rwkv-7")(export)
 app.command("import", epilog="Example: basecap import pythia-160m --out runs/quickstart")(import_)
-
-
-def _report(
-    directories: Sequence[Path],
-    out: Path,
-    reported: Collection[tuple[str, int]] = (),
-    *,
-    shown: Collection[str] = (),
-    costs: Sequence[Path] = (),
-    images: "ImageFormat | None" = None,
-) -> "Report":
-    """Write the report and print its table, without the failures of runs (name, seed) that are already `reported`.
-
-    The numbers of the evaluations that are to be `shown` are printed, too.
-    """
-    from basecap.report import joined_sentences, numbers_of, terminal_table, write_report
-    from basecap.system.progress import phase
-
-    with phase("report"):
-        report = write_report(list(directories), out, costs=costs, images=images)
-    console().print(terminal_table(report.studies, directories, reported))
-    for found in (found for study in report.studies for found in study.evaluations if found.name in shown):
-        print_table(f"{found.name}: runs at their last evaluation points", numbers_of(found), as_json=False)
-    for sentence in () if report.joined is None else joined_sentences(report.joined):
-        console().print(sentence, markup=False, highlight=False)
-    typer.echo(f"report: {report.page}")
-    if report.figures:
-        typer.echo(f"figures: {len(report.figures)} files in {report.figures[0].parent}")
-    return report
 
 
 def main() -> None:

@@ -1,6 +1,7 @@
 """What a person reads: one HTML page with its figures, and a table for the terminal."""
 
 from basecap.report.analysed import Analysed, analysed
+from basecap.report.bundle import without_charts
 from basecap.report.export import Sheet, every_sheet, flattened, to_html, to_markdown, write_tables
 from basecap.report.figures import Spec
 from basecap.report.images import ImageFormat, image
@@ -30,6 +31,7 @@ __all__ = [
     "terminal_table",
     "to_html",
     "to_markdown",
+    "without_charts",
     "write_live_report",
     "write_report",
     "write_tables",

@@ -59,12 +59,20 @@ Groups = dict[str, dict[str, figures.Spec]]
 
 @dataclass(frozen=True)
 class Report:
-    """A report that was written: the path of its page, those of its figures as files, and what results.json holds."""
+    """A report that was written.
+
+    Attributes:
+        page: its path.
+        figures: the paths of its figures as files.
+        studies, joined: what results.json holds.
+        without_charts: why the page has no charts, as a sentence; None where it has them.
+    """
 
     page: Path
     figures: list[Path]
     studies: list[StudyResults]
     joined: Joined | None
+    without_charts: str | None
 
 
 def write_report(
@@ -75,7 +83,7 @@ def write_report(
     live: bool = False,
     images: ImageFormat | None = None,
 ) -> Report:
-    """Analyse studies; write results.json and report.html into `out`.
+    """Analyse studies; write results.json and report.html into `out`, without charts where they cannot be drawn.
 
     Args:
         study_paths: directories of studies; several are joined, and the gaps of one with its other numbers.
@@ -86,7 +94,7 @@ def write_report(
 
     Raises:
         ConfigError: a directory holds no study or is given twice, or `out` holds a report that basecap did not write,
-            or a study although others are given.
+            or a study although others are given, or `images` cannot be drawn.
         DataError: records that cannot be read, results in `out` of runs that are not there any more, or no room to
             write.
     """
@@ -106,10 +114,20 @@ def write_report(
     found.record_looks()
     drawn, across = _drawn(found), found.joined_charts()
     files = {} if images is None else _files([*drawn, {"joined": across}], images)
+    scripts, without = _scripts(out)
+    if without is not None:
+        drawn, across = [{group: {} for group in groups} for groups in drawn], {}
     choice = "" if joined is None else _joined(joined, found.titles, across)
-    scripts = bundle(read(out / "report.html") or b"")
-    page = records.write_report(_page(studies, found.titles, drawn, choice, scripts, live), files)
-    return Report(page=page, figures=[out / "figures" / name for name in files], studies=studies, joined=joined)
+    page = records.write_report(_page(studies, found.titles, drawn, choice, scripts, without, live), files)
+    return Report(page, [out / "figures" / name for name in files], studies, joined, without)
+
+
+def _scripts(out: Path) -> tuple[str, str | None]:
+    """Return the scripts of the page, which an earlier report in `out` may have, and why there are none."""
+    try:
+        return bundle(read(out / "report.html") or b""), None
+    except ConfigError as error:
+        return "", str(error)
 
 
 def _files(drawn: Sequence[Groups], form: ImageFormat) -> dict[str, bytes]:
@@ -174,6 +192,7 @@ def _page(
     drawn: Sequence[Groups],
     choice: str,
     scripts: str,
+    without_charts: str | None,
     live: bool,
 ) -> str:
     summaries = [summarise(study) for study in studies]
@@ -186,8 +205,9 @@ def _page(
             choice=Markup(choice),
             scripts=Markup(scripts),
             label=label(scripts),
+            without_charts=without_charts,
             own_script=Markup(own_script),
-            allowed=Markup(" ".join(map(source_of, (scripts, own_script)))),
+            allowed=Markup(" ".join(map(source_of, filter(None, (scripts, own_script))))),
             on_dark=ON_DARK,
             live=live,
         )

@@ -1,11 +1,13 @@
 """Jobs that found too little memory beside others: every executor starts them again, where they have more of it."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 
 from basecap.plan.runs import RunSpec
 from basecap.records import RunInfo
 from basecap.run.evaluation_job import StoredPoint
 from basecap.run.jobs import JobFailure, Trial, lacks_memory
+from basecap.system.processes import Shared
 
 #: What a job returns: what a trial found, the info of a run (None: another command trains it), the evaluations that
 #: failed at a point or at each of several.
@@ -25,6 +27,16 @@ def failures(result: Result) -> list[str]:
     if isinstance(result, Mapping):
         return [failure.message for failure in result.values()]
     return [message for part in result or () for message in failures(part)]
+
+
+def memory_of(messages: Sequence[str]) -> Shared:
+    """Return whose memory a failed job lacks that shares its device, "place", and the machine with others.
+
+    >>> memory_of(["OutOfMemoryError: CUDA out of memory."]), memory_of(["MemoryError: no room"])
+    ('place', 'machine')
+    """
+    found = re.search(r"\bMemoryError|DefaultCPUAllocator|was killed", " ".join(filter(lacks_memory, messages)))
+    return "machine" if found else "place"
 
 
 def starts_again(what: str, messages: Sequence[str], when: str, log: Callable[[str], None]) -> bool:

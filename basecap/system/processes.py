@@ -9,15 +9,20 @@ import signal
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 S = TypeVar("S")
 T = TypeVar("T")
 R = TypeVar("R")
+
+#: What jobs share that may be too little for all of them: the place of a worker, such as its GPU, or the machine.
+Shared = Literal["place", "machine"]
+#: Of a job that has ended and what it shared with others: which of that was too little for it, None for nothing.
+Crowded = Callable[[T, Future[R], Collection[Shared]], Shared | None]
 
 #: Raised by the future of a job whose worker was killed.
 WorkerKilled = BrokenProcessPool
@@ -45,16 +50,21 @@ class WorkerPool(Generic[S]):
     A context that is left because of a signal passes SIGTERM on to the workers and waits for them to end.
     """
 
-    def __init__(self, begin: Callable[[S], None], starts: Sequence[S]):
-        """Take a function that each worker calls once before its first job, and its argument for each worker.
+    def __init__(self, begin: Callable[[S], None], starts: Sequence[S], places: Sequence[str] = ()):
+        """Take a function that each worker calls once before its first job, its argument and place for each worker.
 
-        An error of `begin` is raised by the future of the worker's first job. Workers ignore SIGINT until they have
-        called it, so that a worker prints no traceback while it imports.
+        Without places all workers are at one. An error of `begin` is raised by the future of the worker's first job.
+        Workers ignore SIGINT until they have called it, so that a worker prints no traceback while it imports.
         """
-        #: The workers that do jobs at a time: any number of the `starts`, the first ones as long as they do.
+        #: The workers that do jobs at a time: any number of the `starts`, as many at each place, the first ones as long
+        #: as they do.
         self.most = len(starts)
         self._pools = contextlib.ExitStack()
-        self._free = deque(_Worker(pickle.dumps((begin, start)), self._pools) for start in starts)
+        self._places = len({*places}) or 1
+        self._free = deque(
+            _Worker(pickle.dumps((begin, start)), place, self._pools)
+            for start, place in zip(starts, places or [""] * len(starts), strict=True)
+        )
 
     def __enter__(self) -> "WorkerPool[S]":
         return self
@@ -69,17 +79,18 @@ class WorkerPool(Generic[S]):
         self,
         job: Callable[[T], R],
         items: Sequence[T],
-        crowded: Callable[[T, "Future[R]"], bool] = lambda item, future: False,
+        crowded: Crowded[T, R] = lambda item, future, shared: None,
     ) -> Iterator[tuple[T, "Future[R]"]]:
         """Yield each item with the finished future of `job(item)`, in the order in which jobs end.
 
         Args:
             job: a function at the top level of a module.
             items: sent to the workers; a free worker takes the next one.
-            crowded: whether a job that ran beside others failed as they left it too little. It is done again after the
-                waiting items, when one of the others has ended; if that is crowded, too, it is done a last time, alone.
+            crowded: what a job that ran beside others found too little, as they left it. It is done again after the
+                waiting items, beside fewer others at its place or on the machine; if that is crowded, too, it is done a
+                last time, alone there.
         """
-        for number, future in self._run(job, items, tries=1, crowded=lambda n, future: crowded(items[n], future)):
+        for number, future in self._run(job, items, 1, lambda n, *found: crowded(items[n], *found)):
             yield items[number], future
 
     def run_in_order(self, job: Callable[[T], R], items: Sequence[T]) -> Iterator["Future[R]"]:
@@ -89,7 +100,7 @@ class WorkerPool(Generic[S]):
         """
         finished: dict[int, Future[R]] = {}
         following = 0
-        for number, future in self._run(job, items, tries=2, crowded=lambda number, future: False):
+        for number, future in self._run(job, items, 2, lambda number, future, shared: None):
             finished[number] = future
             while following in finished:
                 yield finished.pop(following)
@@ -100,22 +111,21 @@ class WorkerPool(Generic[S]):
         job: Callable[[T], R],
         items: Sequence[T],
         tries: int,
-        crowded: Callable[[int, "Future[R]"], bool],
+        crowded: Crowded[int, R],
     ) -> Iterator[tuple[int, "Future[R]"]]:
         waiting, left = deque(range(len(items))), [tries] * len(items)
-        beside = [self.most - 1] * len(items)  # how many other jobs may run when an item starts
+        bears: list[dict[Shared, int]] = [{} for _ in items]  # how many other jobs a crowded one runs beside, if it did
+        met: list[set[Shared]] = [set() for _ in items]  # what its job shared with others
         running: dict[Future[R], tuple[int, _Worker]] = {}
-        met: set[int] = set()  # items whose job ran beside others
         while waiting or running:
-            while self._free and len(running) < self.most:
-                number = next((n for n in waiting if len(running) <= beside[n]), None)
-                if number is None:
-                    break
+            while len(running) < self.most and (found := self._next(waiting, [*running.values()], bears)):
+                number, worker = found
                 waiting.remove(number)
-                worker = self._free.popleft()
+                self._free.remove(worker)
                 running[worker.take(job, items[number])] = number, worker
-                if len(running) > 1:
-                    met.update(n for n, _ in running.values())
+                for shared, together in _sharing(worker, running.values()).items():
+                    for other in together if len(together) > 1 else ():
+                        met[other].add(shared)
             for future in wait(running, return_when=FIRST_COMPLETED).done:
                 number, worker = running.pop(future)
                 self._free.appendleft(worker)  # before those that have not started
@@ -125,19 +135,49 @@ class WorkerPool(Generic[S]):
                 if killed and left[number] > 1:
                     left[number] -= 1
                     waiting.appendleft(number)
-                elif number in met and crowded(number, future):
-                    beside[number] = max(0, len(running) - 1) if beside[number] == self.most - 1 else 0
-                    met.discard(number)
+                elif met[number] and (lacks := crowded(number, future, met[number])):
+                    others = len(_sharing(worker, running.values())[lacks])
+                    bears[number][lacks] = 0 if lacks in bears[number] else max(0, others - 1)
+                    met[number].clear()
                     waiting.append(number)
                 else:
                     yield number, future
+
+    def _next(
+        self, waiting: Collection[int], running: Sequence["_Running"], bears: Sequence[Mapping[Shared, int]]
+    ) -> "_Running | None":
+        """Return the next item that may start and the worker that takes it; None while there is none.
+
+        Neither it nor a job beside it may then have more others than it bears.
+        """
+        for worker in self._free:
+            sharing = _sharing(worker, running)
+            if len(sharing["place"]) * self._places >= self.most:
+                continue
+            for number in waiting:
+                if all(
+                    len(others) <= bears[one].get(shared, len(others))
+                    for shared, others in sharing.items()
+                    for one in (number, *others)
+                ):
+                    return number, worker
+        return None
+
+
+def _sharing(worker: "_Worker", running: Collection["_Running"]) -> dict[Shared, list[int]]:
+    """Return the items of the running jobs at the place of a worker, and of all."""
+    return {
+        "place": [number for number, other in running if other.place == worker.place],
+        "machine": [number for number, _ in running],
+    }
 
 
 class _Worker:
     """One process: a pool of its own, because a larger pool does not report which process was killed."""
 
-    def __init__(self, start: bytes, pools: contextlib.ExitStack):
+    def __init__(self, start: bytes, place: str, pools: contextlib.ExitStack):
         self.start = start
+        self.place = place
         self.pools = pools
         self.pool: ProcessPoolExecutor | None = None
 
@@ -156,6 +196,9 @@ class _Worker:
             self.pool.shutdown()
             self.pool = None
 
+
+#: An item and the worker that does its job.
+_Running = tuple[int, _Worker]
 
 #: In a worker, what it calls before its first job; empty afterwards.
 _pending: list[tuple[bytes, Any]] = []

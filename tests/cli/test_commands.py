@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import yaml
@@ -22,7 +23,7 @@ from basecap.cli import output as terminal
 from basecap.cli.output import store, writable_file
 from basecap.cli.usage import usage_message
 from basecap.errors import ConfigError, DataError
-from basecap.report.bundle import label
+from basecap.report.bundle import _made, label
 from tests import forks
 from tests.report.synthetic import write_study
 from tests.run._execute import PLUGIN
@@ -205,6 +206,25 @@ def test_a_disk_that_is_too_small_is_said_before_training(study_file, tmp_path, 
     code, _, err = basecap("run", study_file, "--out", tmp_path / "out", "--set", "train.tokens=512")
     assert code == 0 and sentence in err
     assert sentence not in basecap("plan", study_file, "--out", tmp_path / "out")[1]  # nothing is left to train
+
+
+def test_what_a_report_lacks_does_not_end_a_run_in_a_crash(study_file, tmp_path, basecap, monkeypatch):
+    records = write_study(tmp_path / "out", architectures={"base": (1.0, 0.0)}, documents=5, checkpoints=2)
+    monkeypatch.setattr("basecap.run.execute.execute", lambda *_, **__: [run.info() for run in records.runs()])
+    monkeypatch.setitem(sys.modules, "vl_convert", None)
+    monkeypatch.setattr("basecap.report.bundle._made", _made.__wrapped__)
+    code, printed, err = basecap("run", study_file, "--out", records.path)
+    early, late = err.splitlines()
+    assert code == 0 and f"report: {records.path / 'report.html'}" in printed, err
+    assert early.startswith("Warning: the report will have no charts: charts need the library vl-convert-python, which")
+    assert late == early.replace("will have", "has") and late.endswith("; pip install vl-convert-python.")
+    monkeypatch.setattr(os, "fsync", Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
+    code, printed, err = basecap("run", study_file, "--out", records.path)
+    assert code == 2 and "Traceback" not in err
+    assert err.splitlines()[-1] == (
+        f"error: cannot write {records.path / 'results.json'}: the disk is full; free disk space or give another "
+        f"directory. The runs are stored; `basecap report {records.path}` writes the report."
+    )
 
 
 def test_a_terminal_that_knows_ascii_alone_is_answered(monkeypatch):

@@ -5,10 +5,13 @@ import hashlib
 import io
 import re
 import shutil
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import Mock
 from xml.etree import ElementTree
 
 import pytest
@@ -18,7 +21,7 @@ from basecap.analysis import StudyResults, analyse
 from basecap.errors import ConfigError, DataError
 from basecap.records import StudyRecords, Sweep
 from basecap.report import terminal_table, write_report
-from basecap.report.bundle import bundle
+from basecap.report.bundle import _made, bundle
 from basecap.report.palette import looks
 from basecap.system.files import read_json
 from tests.report.synthetic import write_study
@@ -313,6 +316,26 @@ def test_scripts_come_from_an_earlier_page_unless_it_is_damaged(tmp_path, monkey
     for other in (b"", page.replace(b"const n", b"const m", 1), page.replace(b"vega-lite 6", b"vega-lite 5", 1)):
         assert bundle(other) == "draw('é<\\/script>');"
     assert len(made) == 3
+
+
+@pytest.mark.parametrize("lacks", ["the library", "its version of Vega-Lite"])
+def test_a_report_without_what_draws_charts_says_so(lacks, tmp_path, monkeypatch):
+    write_study(tmp_path, architectures=TWO, documents=5, checkpoints=2)
+    old = SimpleNamespace(javascript_bundle=Mock(side_effect=ValueError("no such version")))
+    monkeypatch.setitem(sys.modules, "vl_convert", None if lacks == "the library" else old)
+    monkeypatch.setattr("basecap.report.bundle._made", _made.__wrapped__)
+    report = write_report([tmp_path], tmp_path)
+    remedy = "pip install vl-convert-python" if lacks == "the library" else "install another release"
+    assert report.without_charts.startswith("charts need ") and report.without_charts.endswith(f"; {remedy}.")
+    page = Page(report.page)
+    assert page.charts == [] and [tag for tag, _ in page.tags].count("script") == 1
+    assert f"This report has no charts: {report.without_charts}" in page.text and "Verdicts" in page.text
+    assert (tmp_path / "results.json").is_file()
+    if lacks == "the library":
+        with pytest.raises(ConfigError, match="pip install vl-convert-python"):
+            write_report([tmp_path], tmp_path, images="svg")
+    monkeypatch.undo()
+    assert Page(write_report([tmp_path], tmp_path).page).charts
 
 
 def test_lines_are_dashed_where_colours_come_again():

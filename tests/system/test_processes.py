@@ -45,34 +45,59 @@ def test_a_pool_that_is_narrowed_starts_no_more_workers():
     assert [starts for _, starts, _ in found] == [["a"]] * 3 and len({process for *_, process in found}) == 1
 
 
-def test_a_crowded_job_is_done_again_beside_fewer_and_at_last_alone(monkeypatch: pytest.MonkeyPatch):
-    """Items are the others that a job bears; of the running jobs the first ends, with the others that still run."""
-    starts: list[tuple[str, int]] = []
-    live: list[Future] = []
+@pytest.fixture
+def ran(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, str]]:
+    """Of the running jobs the first ends; all that ran then, by item their places, each time one ends."""
+    live: dict[str, tuple[str, Future]] = {}
+    ran: list[dict[str, str]] = []
 
     class Worker:
-        def __init__(self, start: bytes, pools: object):
-            pass
+        def __init__(self, start: bytes, place: str, pools: object):
+            self.place = place
 
         def take(self, job: object, item: str) -> Future:
-            starts.append((item, len(live)))
-            live.append(Future())
-            return live[-1]
+            live[item] = self.place, Future()
+            return live[item][1]
 
     def wait(running: dict, return_when: str) -> SimpleNamespace:
-        ended = live.pop(0)
+        ran.append({item: place for item, (place, _) in live.items()})
+        _, ended = live.pop(next(iter(live)))
         ended.set_result(len(live))
         return SimpleNamespace(done=[ended])
 
     monkeypatch.setattr("basecap.system.processes._Worker", Worker)
     monkeypatch.setattr("basecap.system.processes.wait", wait)
+    return ran
+
+
+@pytest.mark.usefixtures("ran")
+def test_a_crowded_job_is_done_again_beside_fewer_and_at_last_alone():
+    """Items are the others that a job bears."""
     bears = {"any": 9, "none": 0, "some": 9, "two": 2, "more": 9, "hopeless": -1}
+
+    def crowded(item: str, future: Future, shared: set) -> str | None:
+        return "machine" if future.result() > bears[item] else None
+
     with WorkerPool(jobs.begin, [*"abcd"]) as pool:
-        running = pool.run(jobs.report, [*bears], lambda item, future: future.result() > bears[item])
-        ended = [(item, future.result()) for item, future in running]
-    first = [("any", 0), ("none", 1), ("some", 2), ("two", 3), ("more", 3), ("hopeless", 3)]
-    assert starts == [*first, ("none", 2), ("hopeless", 0)]
+        ended = [(item, future.result()) for item, future in pool.run(jobs.report, [*bears], crowded)]
     assert ended == [("any", 3), ("some", 3), ("two", 2), ("more", 2), ("none", 0), ("hopeless", 0)]
+
+
+@pytest.mark.parametrize("lacks", ["place", "machine"])
+def test_a_job_that_lacks_the_memory_of_its_gpu_has_that_gpu_alone(lacks: str, ran: list[dict[str, str]]):
+    """Of the jobs on two GPUs two are crowded until they are alone; what would fit beside them waits."""
+    crowded = {*"ad"}
+    with WorkerPool(jobs.begin, range(4), ["one", "two"] * 2) as pool:
+        running = pool.run(
+            jobs.report, [*"abcdefgh"], lambda item, _, shared: lacks if item in crowded and lacks in shared else None
+        )
+        assert {item for item, _ in running} == {*"abcdefgh"}
+    assert len(ran) > 8
+    for item in crowded:
+        last = [together for together in ran if item in together][-1]
+        assert [*last.values()].count(last[item]) == 1
+    beside = [together for together in ran[-2:] if len(together) > 1]
+    assert [{*together} for together in beside] == [crowded] * (lacks == "place")
 
 
 def test_an_error_or_a_kill_costs_one_job():

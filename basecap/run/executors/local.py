@@ -1,6 +1,6 @@
 """Executor `local`: jobs run in processes side by side on this machine, or in this process where one runs at a time."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import replace
@@ -15,7 +15,7 @@ import torch
 from basecap.errors import LostDirectory
 from basecap.plan.runs import RunSpec
 from basecap.records import RunInfo
-from basecap.run.crowding import evaluation_of, failures, starts_again, trial_of
+from basecap.run.crowding import evaluation_of, failures, memory_of, starts_again, trial_of
 from basecap.run.evaluation_job import StoredPoint
 from basecap.run.executors import _worker
 from basecap.run.executors._contract import Executor, Start, executor
@@ -25,7 +25,7 @@ from basecap.run.provenance import starting_info
 from basecap.run.shared_work import train_shared
 from basecap.run.sharing import choose
 from basecap.system import mps
-from basecap.system.processes import WorkerKilled, WorkerPool, usable_cores
+from basecap.system.processes import Crowded, Shared, WorkerKilled, WorkerPool, usable_cores
 
 T = TypeVar("T")
 
@@ -41,8 +41,9 @@ class LocalExecutor(Executor):
     """Does jobs in processes of this machine, one per device, which live until the context is left.
 
     A killed process fails its own job only, which is recorded and logged; another process replaces it. A job that lacks
-    memory beside others on its device starts again when one of them has ended, and at last alone. A context that is
-    left because of a signal passes it on to the processes and waits for them to write their checkpoints.
+    memory beside others on its device, or on this machine, starts again when one of them has ended, and at last alone
+    there. A context that is left because of a signal passes it on to the processes and waits for them to write their
+    checkpoints.
 
     On a GPU a process uses one thread of the CPU, as more only wait for each other, and processes that share a GPU do
     so through CUDA's Multi-Process Service where that can be started.
@@ -74,9 +75,11 @@ class LocalExecutor(Executor):
             threads=1 if self.gpus else max(1, torch.get_num_threads() // len(self.devices)),
             compilers=max(1, usable_cores() // len(self.devices)),
             service=self._held.enter_context(mps.service(self.log)) if 0 < self.gpus < len(self.devices) else None,
-            compiled=Path(self._held.enter_context(TemporaryDirectory(prefix="basecap-compiled-"))),
+            compiled=Path(
+                self._held.enter_context(TemporaryDirectory(prefix="basecap-compiled-", ignore_cleanup_errors=True))
+            ),
         )
-        pool = WorkerPool(_worker.begin, [replace(shared, device=device) for device in self.devices])
+        pool = WorkerPool(_worker.begin, [replace(shared, device=device) for device in self.devices], self.devices)
         if not self._chosen:
             pool.most = self.gpus
         return self._held.enter_context(pool)
@@ -128,15 +131,17 @@ class LocalExecutor(Executor):
             except WorkerKilled:
                 yield point, dict.fromkeys(point.evaluations, JobFailure(message=f"{KILLED}."))
 
-    def _crowded(self, named: Callable[[T], str]) -> Callable[[T, "Future[Any]"], bool]:
-        """Return what tells the pool whether a job, which `named` names, lacked memory on a device that it shared."""
+    def _crowded(self, named: Callable[[T], str]) -> Crowded[T, Any]:
+        """Return what tells the pool whose memory a job, which `named` names, lacked beside others."""
 
-        def crowded(item: T, future: "Future[Any]") -> bool:
+        def crowded(item: T, future: "Future[Any]", shared: Collection[Shared]) -> Shared | None:
             error = future.exception()
-            if self.pool.most <= self.gpus or not (error is None or isinstance(error, WorkerKilled)):
-                return False
+            if not (error is None or isinstance(error, WorkerKilled)):
+                return None
             messages = [KILLED] if error else failures(future.result())
-            return starts_again(named(item), messages, "when one of them has ended", self.log)
+            memory = memory_of(messages)
+            again = memory in shared and starts_again(named(item), messages, "when one of them has ended", self.log)
+            return memory if again else None
 
         return crowded
 
