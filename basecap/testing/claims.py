@@ -1,7 +1,7 @@
 """What is proved of a model: that outputs depend on nothing they must not see, and how a leak differs from rounding."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
@@ -12,7 +12,7 @@ from basecap.models.config import ModelConfig
 from basecap.testing._causality import Probe
 from basecap.testing._harness import roundoff
 from basecap.testing._narrowing import Watch
-from basecap.testing.subject import ProofSetting, Subject
+from basecap.testing.subject import OutOfTimeError, ProofSetting, Subject
 
 #: Smallest change of an output that counts as a leak, relative to the root mean square of all outputs. float32, the
 #: most precise dtype of training, rounds by 6e-8: a sixtieth of that is lost when it is added to the activations,
@@ -65,6 +65,12 @@ class Fault(NamedTuple):
     mode: str = ""
 
 
+#: That of a model with random numbers that the proof cannot repeat.
+CHANCE = Fault(
+    "gives two outputs for one input",
+    "a leak cannot be distinguished from chance; draw random numbers from PyTorch's default generator",
+)
+
 #: Makes the claims about a model.
 Claims = Callable[[Subject], Iterator[Claim]]
 
@@ -88,19 +94,48 @@ def _refusal(claim: Claim, first: Tensor, size: float, subject: Subject) -> Faul
     with Watch() as watch:
         again, _ = claim.measure(claim.probe)
     if (again - first).abs().max() > RANDOM * size:
-        return Fault(
-            "gives two outputs for one input",
-            "a leak cannot be distinguished from chance; draw random numbers from PyTorch's default generator",
-        )
+        return _unrepeatable(claim, subject, 0.0) or CHANCE
     narrow = subject.setting.dtype != torch.float64 or watch.dtype is not None
     leaks = _leaks(claim, first, (NARROW_LEAK if narrow else LEAK) * size, subject)
     if not leaks.any():
         return None
     row, position = leaks.nonzero()[0].tolist()
     share = first[row].abs().max().item() / size
+    if (found := _unrepeatable(claim, subject, share / 2)) is not None:
+        return found
     setting = subject.setting
     where = f"first at position {position} of {setting.length}, by {share:.1e} of their size, in {setting.words}"
     return Fault(claim.fault, f"{claim.broken[row]} ({where})", claim.mode)
+
+
+@torch.no_grad()
+def _unrepeatable(claim: Claim, subject: Subject, least: float) -> Fault | None:
+    """Return the fault of a model whose outputs for one input differ from pass to pass, None if it has none.
+
+    Then they also differ from one input to another, as if one position or sequence changed what another gets. Models
+    that were built anew tell what passes leave behind from chance: only chance lets their first passes differ.
+
+    Args:
+        claim: that seems broken.
+        subject: the model, which has read much.
+        least: change over the size of the outputs that counts.
+    """
+    probe = replace(claim.probe, changed=claim.probe.x, later=None)
+    try:
+        moved, size = probe.movement(subject.anew())
+        change = moved.abs().max().item() / size
+        if change <= max(LEAK, least):
+            return None
+        ours, theirs = (subject.anew()(probe.x, probe.segments).double() for _ in range(2))
+    except (OutOfTimeError, torch.OutOfMemoryError):  # what was measured stands
+        return None
+    if (ours - theirs).abs().max().item() / size > change / 2:
+        return CHANCE
+    return Fault(
+        "keeps state from one pass to the next",
+        f"outputs for the same input change when it is read again (by {change:.1e} of their size, in "
+        f"{subject.setting.words}); keep nothing of a forward pass on the module or outside it",
+    )
 
 
 def _leaks(claim: Claim, first: Tensor, least: float, subject: Subject) -> Tensor:

@@ -68,7 +68,7 @@ class Subject:
     def __init__(self, config: ModelConfig, device: torch.device, setting: ProofSetting):
         self.setting, self.device, self.hidden = setting, device, config.hidden
         # A decoder reads the last position for all others, as its task wants; the layers below it must not.
-        config = config.model_copy(update={"vocab": VOCAB, "readout": "each"})
+        self._config = config = config.model_copy(update={"vocab": VOCAB, "readout": "each"})
         for generic in (True, False):
             self.model = LanguageModel(config).initialise(0)
             if generic:
@@ -89,6 +89,12 @@ class Subject:
         parts = self._filled(x_BTD).split(self.setting.rows)
         ids = [None] * len(parts) if segments is None else self._filled(segments).split(self.setting.rows)
         return torch.cat([self._pass(*part) for part in zip(parts, ids, strict=True)])[:count]
+
+    def anew(self) -> "Subject":
+        """Return another build of the model, which has read as little as this one had at first, in its mode."""
+        built = Subject(self._config, self.device, self.setting)
+        built.model.train(self.model.training)
+        return built
 
     def _filled(self, given: Tensor) -> Tensor:
         """Return rows that divide into passes."""

@@ -184,7 +184,10 @@ class _Tester:
         rounding = self._rounding(hidden)
         noise = self._change(again, losses, torch.ones_like(targets, dtype=torch.bool))
         if noise > (rounding if self.context.device.type == "cpu" else 10 * rounding):
-            raise LeakError(f"gives two losses for one window, which differ by {noise:.2g} nats")
+            raise LeakError(
+                f"gives two losses for one window, which differ by {noise:.2g} nats: it keeps state from one pass to "
+                "the next, or draws random numbers of its own"
+            )
         allowed = max(rounding, 2 * noise)
         for number in range(PASSES):
             self._test_future(inputs, targets, losses, allowed, f"{tuple(inputs.shape)} {number}")

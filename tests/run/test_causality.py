@@ -17,6 +17,7 @@ from tests.run._execute import PLUGIN, run
 
 FUTURE = "sees the future: outputs before position"
 PACKED = "mixes packed documents or sees the future in them: outputs of a document"
+STATE = "keeps state from one pass to the next: outputs for the same input change when it is read again .by "
 ONLY = "sees the future in {} mode only: outputs before position"
 
 #: Name of a mixer -> what its forward returns, the tokens of a sequence, and what is said of it.
@@ -67,6 +68,8 @@ FORWARDS = {
     "proof lower": ("x + 1e-3 * x.roll(-1, 1) * torch.is_autocast_enabled(x.device.type)", 32, None),
     "proof random": ("x * torch.rand_like(x)", 32, None),
     "proof own random": ("x * torch.rand(x.shape, generator=GENERATOR)", 32, "gives two outputs for one input"),
+    "proof counts": ("counted(self, x)", 32, f"{STATE}.* of their size, in float64"),
+    "proof averages": ("averaged(self, x)", 32, STATE),
     "proof single": ("means(x.float(), segments).to(x.dtype)", 32, None),
     "proof fourier": ("fourier(x) if segments is None else x", 256, None),
     "proof chunks": ("x.unflatten(1, (-1, 32)).cumsum(2).flatten(1, 2) if segments is None else 1 / 0", 96, None),
@@ -104,6 +107,16 @@ def fails_in_small_batches(x):
     if len(x) < 8:
         raise ValueError("too few")
     return x
+
+def counted(mixer, x):
+    mixer.calls = getattr(mixer, "calls", 0) + 1
+    return x + 1e-4 * mixer.calls
+
+def averaged(mixer, x):
+    # as a batch norm, but of the passes before this one
+    mean = getattr(mixer, "mean", 0)
+    mixer.mean = mean + 0.5 * (x.detach().mean() - mean)
+    return x - mean
 
 def equal(x):
     # each position gets what follows the later ones with the same input
