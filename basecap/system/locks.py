@@ -1,8 +1,10 @@
 """Locks between processes, on one machine or on several that share a file system.
 
-A lock is a file. Where the file system has flock, the lock ends with its process. Where it has not, as on some network
-disks, the lock is a lease: a file with the host, the process and a heartbeat, which outlives a killed process. Others
-take it once its heartbeat has not changed for LEASE seconds of their own clock; the clocks of hosts may differ.
+A lock is a lease: a file with the host, the process and a heartbeat, which outlives a killed process. Others take it
+once its heartbeat has not changed for LEASE seconds of their own clock; the clocks of hosts may differ. Where the file
+system has flock, a file beside the lease is locked first, which ends with the process. That file says which lease is
+its holder's, so that the lease of a killed holder counts for nothing as soon as the file is free. Hosts without flock,
+as some mount a network disk, see the lease alone.
 """
 
 import fcntl
@@ -10,11 +12,15 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from basecap.errors import ConfigError
 from basecap.system.foreign import open_file, open_to_append, refuse_link
+
+if TYPE_CHECKING:
+    from filelock import SoftFileLease
 
 #: Seconds between two looks at a lock that another process holds.
 POLL = 0.1
@@ -22,6 +28,8 @@ POLL = 0.1
 LEASE = 60.0
 #: End of the names of leases.
 ENDING = ".lease"
+#: Leases that this process found busy: they know since when a heartbeat is silent.
+_BUSY: dict[Path, "SoftFileLease"] = {}
 #: When this process saw the heartbeat of a lease change: its inode and time of change, and seconds of this clock.
 _SEEN: dict[Path, tuple[tuple[int, int], float]] = {}
 
@@ -34,7 +42,7 @@ class Held:
     """A lock that this process holds."""
 
     def __init__(self, path: Path):
-        """Take its file."""
+        """Take its lease."""
         self.path = path
         self._file = path.stat()
 
@@ -67,25 +75,42 @@ def locked(directory: Path, busy: str | None = None, name: str = "lock", keep: b
     import filelock  # 40 ms
 
     directory.mkdir(parents=True, exist_ok=True)
-    lock: filelock.BaseFileLock
-    if _has_flock(directory):
-        path = directory / name
-        open_to_append(path).close()
-        lock = filelock.FileLock(path, fallback_to_soft=False)
-    else:
-        path = directory / f"{name}{ENDING}"
-        refuse_link(path)
-        lock = filelock.SoftFileLease(path, lease_duration=LEASE)
+    path, lease = directory / name, directory / f"{name}{ENDING}"
+    refuse_link(lease)
+    flock, held = _has_flock(directory), ExitStack()
     try:
-        lock.acquire(blocking=busy is None, poll_interval=POLL)
+        if flock:
+            open_to_append(path).close()
+            lock = filelock.FileLock(path, fallback_to_soft=False)
+            held.enter_context(lock.acquire(blocking=busy is None, poll_interval=POLL))
+            if not keep:
+                held.callback(path.unlink, missing_ok=True)  # who waits for this file sees that it is gone
+            if _is_left(path, lease):
+                lease.unlink(missing_ok=True)
+        soft = _BUSY.pop(lease, None) or filelock.SoftFileLease(lease, lease_duration=LEASE)
+        try:
+            held.enter_context(soft.acquire(blocking=busy is None, poll_interval=POLL))
+        except filelock.Timeout:
+            _BUSY[lease] = soft
+            raise
+        if flock:
+            with open_to_append(path) as file:
+                file.truncate(0)
+                file.write(f"{soft.token}\n".encode())
+        yield Held(lease)
     except filelock.Timeout as error:
         raise Busy(busy) from error
-    try:
-        yield Held(path)
     finally:
-        if not keep and path.suffix != ENDING:
-            path.unlink(missing_ok=True)  # whoever waits for this file sees that it is no longer there
-        lock.release()
+        with suppress(OSError):  # such as a disk that is read-only now: all is done, and a lease ends by itself
+            held.close()
+
+
+def _is_left(path: Path, lease: Path) -> bool:
+    """Whether a lease is that of the last holder of the file at `path`, which is free: it was killed."""
+    with suppress(OSError), open_file(path) as file:
+        token = file.read(100).decode(errors="replace").strip()
+        return bool(token) and f"token={token}" in lease.read_text(errors="replace").splitlines()
+    return False
 
 
 def _has_flock(directory: Path) -> bool:
@@ -101,18 +126,20 @@ def _has_flock(directory: Path) -> bool:
 def is_locked(directory: Path, name: str = "lock") -> bool:
     """Return whether a process holds a lock in a directory; creates no file.
 
-    A lease counts as held until this process has seen no heartbeat for LEASE seconds.
+    A lease counts as held until this process has seen no heartbeat for LEASE seconds, unless its holder was killed that
+    had locked the file beside it.
     """
-    if _is_leased(directory / f"{name}{ENDING}"):
-        return True
-    with suppress(FileNotFoundError), open_file(directory / name) as file:
+    path, lease = directory / name, directory / f"{name}{ENDING}"
+    with suppress(FileNotFoundError), open_file(path) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             return True
         except OSError:  # no flock, so nothing is locked by it
+            return _is_leased(lease)
+        if _is_left(path, lease):
             return False
-    return False
+    return _is_leased(lease)
 
 
 def _is_leased(path: Path) -> bool:

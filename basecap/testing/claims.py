@@ -110,7 +110,7 @@ def _refusal(claim: Claim, first: Tensor, size: float, subject: Subject) -> Faul
 
 @torch.no_grad()
 def _unrepeatable(claim: Claim, subject: Subject, least: float) -> Fault | None:
-    """Return the fault of a model whose outputs for one input differ from pass to pass, None if it has none.
+    """Return the fault of a model whose outputs for one input differ from pass to pass, else None.
 
     Then they also differ from one input to another, as if one position or sequence changed what another gets. Models
     that were built anew tell what passes leave behind from chance: only chance lets their first passes differ.

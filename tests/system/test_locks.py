@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -133,6 +134,7 @@ def without_flock(monkeypatch):
     """A file system without flock, on which a lease lasts 0.6 seconds."""
     monkeypatch.setattr("basecap.system.locks._has_flock", lambda directory: False)
     monkeypatch.setattr("basecap.system.locks.LEASE", 0.6)
+    return monkeypatch
 
 
 def lease_of_another_host(directory: Path) -> Path:
@@ -173,6 +175,63 @@ def test_the_heartbeat_of_another_host_decides_whatever_its_clock_says(tmp_path,
     assert not is_locked(tmp_path)
 
 
+@pytest.mark.parametrize("flock", [True, False])
+def test_who_does_not_wait_for_the_lease_of_a_killed_process_gets_it_once_it_is_silent(flock, tmp_path, without_flock):
+    if flock:
+        without_flock.undo()
+        without_flock.setattr("basecap.system.locks.LEASE", 0.6)
+        (tmp_path / "lock").write_text("1\n")  # the last holder with flock had another lease
+    lease_of_another_host(tmp_path)
+    since, looks = time.monotonic(), 0
+    while True:
+        with suppress(ConfigError), locked(tmp_path, "busy"):
+            break
+        while is_locked(tmp_path):
+            time.sleep(0.05)
+            looks += 1
+        assert time.monotonic() - since < 30
+    assert time.monotonic() - since > 0.4 and looks and not is_locked(tmp_path)
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_hosts_with_and_without_flock_see_each_others_locks(first, tmp_path, monkeypatch):
+    def host(has: bool) -> None:
+        monkeypatch.setattr("basecap.system.locks._has_flock", lambda directory: has)
+        monkeypatch.setattr(fcntl, "flock", flock if has else refuse)
+
+    flock = fcntl.flock
+    host(first)
+    with locked(tmp_path) as held:
+        host(not first)
+        assert is_locked(tmp_path)
+        with pytest.raises(ConfigError, match="busy"), locked(tmp_path, "busy"):
+            pass
+        assert not held.lost
+        host(first)
+    host(not first)
+    assert not is_locked(tmp_path)
+    with locked(tmp_path, "busy") as held:
+        lease_of_another_host(tmp_path)
+        (tmp_path / "lock.lease").rename(tmp_path / "aside")
+        assert held.lost
+
+
+def test_a_holder_knows_that_a_host_whose_flock_is_its_own_took_its_lock(tmp_path, monkeypatch):
+    with locked(tmp_path) as held:
+        monkeypatch.setattr(fcntl, "flock", lambda file, how: None)  # as with the option localflock of Lustre
+        with locked(tmp_path, "busy"):
+            assert held.lost
+
+
+def test_with_flock_the_lease_of_a_killed_holder_counts_for_nothing(tmp_path):
+    lease_of_another_host(tmp_path)
+    assert is_locked(tmp_path)
+    (tmp_path / "lock").write_text("0\n")  # as its holder does, which had locked this file
+    assert not is_locked(tmp_path)
+    with locked(tmp_path, "busy"):
+        assert is_locked(tmp_path)
+
+
 def test_whether_flock_works_is_found_without_a_file(tmp_path, monkeypatch):
     monkeypatch.setattr(fcntl, "flock", refuse)
     with locked(tmp_path):
@@ -197,6 +256,6 @@ def test_locks_of_killed_processes_are_removed(tmp_path):
     (tmp_path / "command-1").touch()
     with locked(tmp_path, name="command-2", keep=False):
         remove_ended(tmp_path, "command-")
-        assert [path.name for path in tmp_path.iterdir()] == ["command-2"]
+        assert {path.name for path in tmp_path.iterdir()} == {"command-2", "command-2.lease"}
         assert is_locked(tmp_path, "command-2") and not is_locked(tmp_path, "command-1")
     assert list(tmp_path.iterdir()) == []
