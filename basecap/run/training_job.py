@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
-from typing import Any
 
 import torch
 
@@ -18,16 +17,12 @@ from basecap.records.evaluation_points import includes
 from basecap.run import threads
 from basecap.run.evaluation_job import EvaluatedModel, evaluate
 from basecap.run.jobs import JobFailure, Runtime, describe_failure, report_failure
-from basecap.run.provenance import loaded_plugins, starting_info
+from basecap.run.leak_test import FinalLeakTest
+from basecap.run.provenance import starting_info
 from basecap.run.sweep import held_out_loss
 from basecap.system.files import safe_name
 from basecap.system.locks import first_alone
-from basecap.system.progress import phase
-from basecap.testing.check_model import built_in
-from basecap.testing.fresh_process import StoredModel
 from basecap.testing.subject import undisturbed
-from basecap.testing.trained_model import find_leaks
-from basecap.train.checkpoint import latest
 from basecap.train.deterministic import deterministic
 from basecap.train.distributed import SharedError
 from basecap.train.interruption import requested
@@ -36,8 +31,6 @@ from basecap.train.placement import DevicePlacement
 from basecap.train.profile import StepProfile
 from basecap.train.wall_time import WallTime
 
-#: Seconds of training from which a run of a built-in architecture is tested in a new process, which takes seconds.
-LONG = 60.0
 #: The metric that train.stop_at is about.
 VALIDATION = "validation_accuracy"
 
@@ -139,6 +132,8 @@ def _train(run: RunSpec, runtime: Runtime, started: RunInfo, wall: WallTime) -> 
         )
         decayed = trainer.timetable is not trainer.trunk  # a branch, whose end is the end of a run of that budget
         last = decayed or tokens == points[-1]
+        if not decayed:
+            leak_test.prepare(tokens)
         due = [
             found
             for found in runtime.evaluations
@@ -154,19 +149,18 @@ def _train(run: RunSpec, runtime: Runtime, started: RunInfo, wall: WallTime) -> 
             evaluate(evaluation, evaluated)
         return ended
 
-    try:
-        stopped = trainer.run(run.label, evaluate_point, runtime.log, _compiling(trainer, run, runtime, context))
-    finally:
-        if profile is not None:
-            profile.close()
-    if stopped is not None:
-        reason = f"validation accuracy has reached {run.train.stop_at:g} (train.stop_at)"
-        runtime.log(f"{run.label}: ended after step {stopped} of {run.timetable.steps}, as {reason}.")
-    model = trainer.layout.whole()
-    with trainer.following(run.label, stopped or run.timetable.steps), wall.part("evaluations"):
-        stored = _stored(run, trainer.records, wall)
-        with phase(f"{run.label}: leak test") if runtime.group.is_leader else nullcontext():
-            leaks = _leak_test(model, run, runtime, replace(context, replays=None), stored)
+    with FinalLeakTest(run, runtime, wall) as leak_test:
+        try:
+            stopped = trainer.run(run.label, evaluate_point, runtime.log, _compiling(trainer, run, runtime, context))
+        finally:
+            if profile is not None:
+                profile.close()
+        if stopped is not None:
+            reason = f"validation accuracy has reached {run.train.stop_at:g} (train.stop_at)"
+            runtime.log(f"{run.label}: ended after step {stopped} of {run.timetable.steps}, as {reason}.")
+        model = trainer.layout.whole()
+        with trainer.following(run.label, stopped or run.timetable.steps), wall.part("evaluations"):
+            leaks = leak_test.record(model, context, trainer.records)
     parameters, state = model.parameters_count(), model.state_bytes(run.length)
     ended = replace(started, status="finished", parameters=parameters, state_bytes=state, stopped=stopped)
     return replace(ended, leak_test=leaks, cuda_graphs=trainer.graphs.record if trainer.graphs else None)
@@ -192,36 +186,6 @@ def _profile(run: RunSpec, runtime: Runtime, records: RunRecords) -> StepProfile
         return None
     directory = records.path / "profile"
     return StepProfile(runtime.profile, directory, runtime.device, lambda words: runtime.log(f"{run.label}: {words}"))
-
-
-def _stored(run: RunSpec, records: RunRecords, wall: WallTime) -> StoredModel | None:
-    """Return the trained model as another process finds it; None where that is not worth its seconds.
-
-    The test suite compares processes for every architecture that is built in. What a plugin file keeps outside the
-    model depends on what its process has read, so each of its runs is tested, not one of each architecture.
-    """
-    weights = latest(records.resume)
-    if weights is None or (built_in(run.model) and wall.seconds({})["all"] < LONG):
-        return None
-    return StoredModel(weights=weights, plugins=loaded_plugins(run.model))
-
-
-def _leak_test(
-    model: LanguageModel, run: RunSpec, runtime: Runtime, context: Context, stored: StoredModel | None
-) -> dict[str, Any]:
-    """Return the entry of run.json on the leak test of a trained model, empty in a study of tasks."""
-    evaluation = next((found for found in runtime.evaluations if isinstance(found, DomainLoss)), None)
-    if run.task is not None or evaluation is None or not runtime.group.is_leader:
-        return {}
-    seed, whole = int(run.hash, 16), not built_in(run.model)
-    found = find_leaks(model.eval(), evaluation, context, seed, whole=whole, stored=stored)
-    if found.leaks:
-        runtime.log(f"{run.label} {found.leaks}; it gets no verdict.")
-    elif found.untested:
-        trusted = not whole or run.architecture in runtime.records.environment().get("allowed_unproved", [])
-        verdict = "" if trusted else "; it gets no verdict, unless the same command runs again with --allow-unproved"
-        runtime.log(f"{run.label}: the leak test is not complete ({'; '.join(found.untested)}){verdict}.")
-    return found.record()
 
 
 @contextmanager

@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -81,6 +82,8 @@ class Question:
 class FreshProcess:
     """A new process, which imports PyTorch while this one works and then waits for questions."""
 
+    _answer: "Future[tuple[bytes, bytes]] | None" = None
+
     def __init__(self) -> None:
         """Start it, in a session of its own: signals of the terminal are for this process."""
         program = PROGRAM.format(path=[entry or os.getcwd() for entry in sys.path])
@@ -100,22 +103,37 @@ class FreshProcess:
     ) -> None:
         """End the process, whatever it does."""
         self._process.kill()
+        if self._answer is not None:
+            wait([self._answer])
         self._process.communicate()
 
-    def ask(self, questions: Sequence[Question], seconds: float) -> list[list[Tensor]]:
-        """Return the losses of each batch of each question, float64 [B, T]; it can be asked once.
+    def ask(self, questions: Sequence[Question], seconds: float) -> None:
+        """Let the process compute the losses of each batch of each question, for `answers`; it can be asked once.
+
+        This one goes on meanwhile. The process gives up after so many seconds.
+        """
+        asked = json.dumps([question.content() for question in questions]).encode()
+        pool = ThreadPoolExecutor(1)  # the question is longer than a pipe takes before the process reads
+        self._answer = pool.submit(self._process.communicate, asked, seconds)
+        pool.shutdown(wait=False)
+
+    @property
+    def asked(self) -> bool:
+        """Whether `ask` was called."""
+        return self._answer is not None
+
+    def answers(self) -> list[list[Tensor]]:
+        """Wait for the losses of each batch of each question, float64 [B, T], and return them.
 
         Raises:
-            NotRunError: the process took more than `seconds`, was killed, found no memory, or another plugin file.
+            NotRunError: the process took too long, was killed, found no memory, or another plugin file.
             RuntimeError: whatever the code of the model raised.
         """
-        for question in questions:
-            _refuse_full_memory(question)
-        asked = json.dumps([question.content() for question in questions]).encode()
+        assert self._answer is not None
         try:
-            output, _ = self._process.communicate(asked, seconds)
-        except subprocess.TimeoutExpired:
-            raise NotRunError(f"it took more than {seconds:.0f} s") from None
+            output, _ = self._answer.result()
+        except subprocess.TimeoutExpired as late:
+            raise NotRunError(f"it took more than {late.timeout:.0f} s") from None
         if not output and self._process.returncode < 0:
             raise NotRunError("its process was killed, possibly out of memory")
         if not output:
@@ -128,13 +146,13 @@ class FreshProcess:
         return [[torch.tensor(losses, dtype=torch.float64) for losses in found] for found in answer["losses"]]
 
 
-def _refuse_full_memory(question: Question) -> None:
+def lack_of_memory(question: Question) -> str | None:
+    """Return what a new process would need of a GPU's memory, None where that is free, or the device is a CPU."""
     device = torch.device(question.device)
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
-        needed, free = 2 * question.model.size() + SPACE, torch.cuda.mem_get_info(device)[0]
-        if free < needed:
-            raise NotRunError(f"it needs {needed / 2**30:.1f} GiB of {device}, which has {free / 2**30:.1f} free")
+    if device.type != "cuda":
+        return None
+    needed, free = 2 * question.model.size() + SPACE, torch.cuda.mem_get_info(device)[0]
+    return None if free >= needed else f"{needed / 2**30:.1f} GiB of {device}, which has {free / 2**30:.1f} free"
 
 
 def answer() -> None:

@@ -4,9 +4,8 @@ A proof before training cannot know what training amplifies. Here the numbers th
 themselves: what follows a cut is replaced, and no loss before it may move.
 """
 
-import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
@@ -21,7 +20,15 @@ from basecap.mixers import generator_for, make_generic
 from basecap.models.language_model import LanguageModel
 from basecap.testing._harness import root_mean_square
 from basecap.testing.claims import ALL, PERSISTENT, PERTURBATION
-from basecap.testing.fresh_process import Batch, FreshProcess, NotRunError, Question, StoredModel, draws_of
+from basecap.testing.fresh_process import (
+    Batch,
+    FreshProcess,
+    NotRunError,
+    Question,
+    StoredModel,
+    draws_of,
+    lack_of_memory,
+)
 from basecap.testing.subject import OutOfTimeError, undisturbed
 
 #: Change of a loss in nats that is rounding, in float32 and in bf16: a Fourier transform spreads it over all positions,
@@ -101,7 +108,7 @@ def find_leaks(
     seed: int,
     *,
     whole: bool,
-    stored: StoredModel | None = None,
+    elsewhere: tuple[FreshProcess, StoredModel] | None = None,
 ) -> LeakTest:
     """Test whether losses on held-out windows depend on anything but earlier tokens of their window.
 
@@ -118,20 +125,25 @@ def find_leaks(
         context: of the evaluation.
         seed: of cuts and tokens.
         whole: whether every batch shape of the evaluation is tested, not only few rows of every length.
-        stored: the weights of the model for a new process; None: there is none.
+        elsewhere: a new process and the weights of the model for it; None: there is none. It computes its losses while
+            this process tests, where the memory of the device has room for both.
     """
     started = time.monotonic()
     tester = _Tester(model, context, seed, evaluation.config.tokens_per_batch, started + BUDGET)
     found = _Found()
     try:
-        with contextlib.nullcontext() if stored is None else FreshProcess() as process:
-            for inputs, targets in _batches(evaluation, context, model.config.max_length, whole):
-                rows, length = inputs.shape
-                if found.unless_late(f"{rows} x {length} tokens", partial(tester.test, inputs, targets)):
-                    found.shapes.append([rows, length])
-            found.unless_late("a fresh copy of the weights", tester.test_fresh)
-            if process is not None and stored is not None:
-                found.fresh_process = found.unless_late("a new process", partial(tester.test_process, process, stored))
+        batches = _batches(evaluation, context, model.config.max_length, whole)
+        question = None if elsewhere is None else tester.question(elsewhere[1], batches)
+        if elsewhere is not None and question is not None and lack_of_memory(question) is None:
+            elsewhere[0].ask([question], tester.left())
+        for inputs, targets in batches:
+            rows, length = inputs.shape
+            if found.unless_late(f"{rows} x {length} tokens", partial(tester.test, inputs, targets)):
+                found.shapes.append([rows, length])
+        found.unless_late("a fresh copy of the weights", tester.test_fresh)
+        if elsewhere is not None and question is not None:
+            test = partial(tester.test_process, elsewhere[0], question)
+            found.fresh_process = found.unless_late("a new process", test)
     except LeakError as error:
         found.leaks = str(error)
     except (Exception, SystemExit) as error:  # whatever a plugin's code raises
@@ -163,6 +175,13 @@ def _batches(evaluation: DomainLoss, context: Context[Any], length: int, whole: 
     return sorted(found, key=lambda batch: (batch[0].shape[1], batch[0].shape[0]))
 
 
+def _few(batch: Batch) -> Batch:
+    """Return the first rows of a batch."""
+    inputs, targets = batch
+    rows = max(1, FEW_TOKENS // inputs.shape[1])
+    return inputs[:rows], targets[:rows]
+
+
 class _Tester:
     """Compares passes of a model over a batch; `moved` are the changes of losses that were found."""
 
@@ -173,7 +192,6 @@ class _Tester:
         self._draws = 0
         self._draws_numbers = False
         self._fresh: LanguageModel | None = None
-        self._few: list[Batch] = []
         self._buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
         self._last: tuple[Tensor, Tensor, Tensor] | None = None
 
@@ -198,11 +216,8 @@ class _Tester:
         if (felt - hidden).abs().max().item() / size > max(rounding, 2 * wobble):
             raise LeakError("reads the targets: activations change with them")
         self._last = inputs, targets, again
-        rows = max(1, FEW_TOKENS // inputs.shape[1])
-        few = inputs[:rows], targets[:rows]
-        self._few = [*self._few[:1], few]
         if self._draws_numbers:
-            self._test_draws(few, allowed)
+            self._test_draws(_few((inputs, targets)), allowed)
 
     def _test_draws(self, few: Batch, allowed: float) -> None:
         """Test again with other random numbers, which may decide whether the model looks ahead."""
@@ -237,23 +252,31 @@ class _Tester:
             if mean > max(rounding, 2 * noise):
                 raise LeakError(f"has another mean loss in compiled code, by {mean:.2g} nats")
 
-    def test_process(self, process: FreshProcess, stored: StoredModel) -> None:
-        """Raise LeakError when a new process, which has read nothing yet, gives other losses than the fresh copy."""
-        if self._fresh is None:
-            raise NotRunError("the fresh copy of the weights was not tested")
-        question = Question(
+    def question(self, stored: StoredModel, batches: Sequence[Batch]) -> Question:
+        """Return what a new process computes: few rows of the first batch and of the last one."""
+        return Question(
             model=stored,
             device=str(self.context.device),
             bf16=self._narrow(),
             threads=torch.get_num_threads(),
             draws=draws_of(self.context.device),
-            batches=self._few,
+            batches=[_few(batch) for batch in (*batches[:-1][:1], *batches[-1:])],
         )
-        left = self.deadline - time.monotonic()
-        if left < 0:
+
+    def test_process(self, process: FreshProcess, question: Question) -> None:
+        """Raise LeakError when a new process, which has read nothing yet, gives other losses than the fresh copy."""
+        if self._fresh is None:
+            raise NotRunError("the fresh copy of the weights was not tested")
+        if self.left() < 0:
             raise OutOfTimeError
-        (answers,) = process.ask([question], left)
-        for (inputs, targets), answer in zip(self._few, answers, strict=True):
+        if not process.asked:  # there was no room beside this process
+            if self.context.device.type == "cuda":
+                torch.cuda.empty_cache()
+            if lack := lack_of_memory(question):
+                raise NotRunError(f"it needs {lack}")
+            process.ask([question], self.left())
+        (answers,) = process.answers()
+        for (inputs, targets), answer in zip(question.batches, answers, strict=True):
             here, hidden = self._pass(self._fresh, inputs, targets)
             again, _ = self._pass(self._fresh, inputs, targets)
             everywhere = torch.ones_like(targets, dtype=torch.bool)
@@ -264,6 +287,10 @@ class _Tester:
                     "carries state outside the model: in a new process, with the same weights, losses of the same "
                     f"windows differ by {moved:.2g} nats"
                 )
+
+    def left(self) -> float:
+        """Return the seconds until the deadline, negative after it."""
+        return self.deadline - time.monotonic()
 
     def _test_future(self, inputs: Tensor, targets: Tensor, losses: Tensor, allowed: float, name: str) -> None:
         given = inputs, targets
@@ -318,7 +345,7 @@ class _Tester:
         Raises:
             OutOfTimeError: the deadline has passed.
         """
-        if time.monotonic() > self.deadline:
+        if self.left() < 0:
             raise OutOfTimeError
         kept: list[Tensor] = []
         handle = model.norm.register_forward_hook(lambda module, given, output: kept.append(output))

@@ -49,7 +49,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Played]:
     displayed: dict[str, Any] = {}
     names: dict[str, Any] = {}
     with pytest.MonkeyPatch.context() as patch, contextlib.chdir(place):
-        patch.setattr("basecap.run.training_job._stored", lambda *given: None)  # no leak test in a new process
+        patch.setattr("basecap.run.leak_test.FinalLeakTest._start", lambda test: None)  # no leak test in a new process
         cells = code_cells(NOTEBOOK)
         assert cells.pop("install").startswith("%pip install")
         for name, cell in cells.items():

@@ -190,7 +190,7 @@ def test_every_run_side_by_side_says_where_the_directory_was_moved(study, tmp_pa
     """One process moves it in a step while the other is past its last step and has not recorded that yet."""
     head = """
 import multiprocessing, time
-from basecap.run import training_job
+from basecap.run import leak_test
 from basecap.run.executors import _worker
 
 def wait(until):
@@ -205,13 +205,13 @@ def write_line(line):
     with (OUT.parent / "lines").open("a") as file:
         file.write(line + "\\n")
 
-def held(*given, find=training_job.find_leaks, **options):
+def held(*given, find=leak_test.find_leaks, **options):
     (OUT.parent / "ended").touch()
     wait(OTHER.exists)
     return find(*given, **options)
 
 if multiprocessing.parent_process() is not None:
-    training_job.find_leaks, _worker.write_line = held, write_line
+    leak_test.find_leaks, _worker.write_line = held, write_line
 """
     out, other, plugin = mover(tmp_path, "patient", head, "move()")
     path, names = tmp_path / "tiny.yaml", ["patient", "transformer++"]

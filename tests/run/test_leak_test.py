@@ -12,6 +12,7 @@ from basecap.analysis import TextResults, analyse
 from basecap.records import StudyRecords
 from basecap.report import write_report
 from basecap.report.text_summary import remarks
+from basecap.testing.fresh_process import FreshProcess
 from basecap.testing.trained_model import LeakTest
 from tests.run._execute import run
 from tests.small_study import small_study
@@ -48,6 +49,23 @@ def test_every_run_is_tested_at_its_end(finished):
         kept = one.info().leak_test
         assert (kept["leaks"], kept["moved"]) == ("", 0.0) and kept["shapes"] and kept["seconds"] < 60
     assert not [line for line in remarks(found) if "Leak test" in line]
+
+
+def test_a_new_process_starts_at_the_last_point_but_one(trained, tmp_path, monkeypatch):
+    points, begin = [], FreshProcess.__init__
+
+    def started(process: FreshProcess) -> None:
+        (own,) = (one for one in StudyRecords(tmp_path / "out").runs() if not one.finished)
+        points.append({record.step for record in own.evals()})
+        begin(process)
+
+    monkeypatch.setattr(FreshProcess, "__init__", started)
+    monkeypatch.setattr("basecap.run.leak_test.LONG", 0.0)
+    run(trained.parent / "tiny.yaml", tmp_path / "out", ("train.tokens=768",))
+    runs = StudyRecords(tmp_path / "out").runs()
+    assert all(one.info().leak_test["fresh_process"] for one in runs)
+    # two of the three points follow
+    assert len(points) == len(runs) and all(len(steps) == 1 for steps in points)
 
 
 def test_runs_of_earlier_versions_are_marked(finished):

@@ -82,5 +82,6 @@ def test_every_mixer_and_backbone_trains_and_passes_the_leak_test(zoo: StudyConf
         questions.append(Question(model=stored, batches=[(tokens, tokens)], **options))
         here.append(load_unaveraged(stored.weights).token_losses(tokens, tokens).double())
     with FreshProcess() as process:
-        there = process.ask(questions, seconds=300.0)
+        process.ask(questions, seconds=300.0)
+        there = process.answers()
     assert all(torch.equal(one, other) for one, (other,) in zip(here, there, strict=True))

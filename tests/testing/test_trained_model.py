@@ -12,7 +12,7 @@ from basecap.models.config import model_config
 from basecap.models.language_model import LanguageModel
 from basecap.plugins import load_plugin
 from basecap.testing.fresh_process import FreshProcess, NotRunError, StoredModel
-from basecap.testing.trained_model import find_leaks, find_leaks_untrained
+from basecap.testing.trained_model import _Tester, find_leaks, find_leaks_untrained
 from basecap.train.checkpoint import save_weights
 from tests.evals._context import LENGTH, make_context
 from tests.forks import Answering
@@ -196,15 +196,26 @@ class Outside(ForwardOnly):
 """
 
 
+LACK = "9.0 GiB of cuda:0, which has 1.0 free"
+
+
 @pytest.mark.parametrize(
-    ("weight", "words"),
-    [("1.0", "carries state outside the model: in a new process, with the same weights"), ("0.0", "")],
+    ("weight", "words", "lacks"),
+    [
+        ("1.0", "carries state outside the model: in a new process, with the same weights", [None]),
+        ("1.00", "carries state outside the model: in a new process, with the same weights", [LACK, None]),
+        ("0.0", "", [None]),
+        ("0.00", "", [LACK, LACK]),
+    ],
+    ids=["state", "state, room once this process has tested", "none", "no room"],
 )
-def test_state_outside_the_model_is_found_in_a_new_process(weight, words, context, tmp_path, monkeypatch):
-    if words:  # a fork has not read the plugin either, and starts at once
+def test_state_outside_the_model_is_found_in_a_new_process(weight, words, lacks, context, tmp_path, monkeypatch):
+    if words or len(lacks) > 1:  # a fork has not read the plugin either, and starts at once
         monkeypatch.setattr(FreshProcess, "__init__", lambda self: setattr(self, "_process", Answering()))
+    asked_before, last, early = lacks == [None], lacks[-1], []
+    monkeypatch.setattr("basecap.testing.trained_model.lack_of_memory", lambda question: lacks.pop(0))
     name = f"outside {weight}"
-    path = tmp_path / f"outside_{weight[0]}.py"
+    path = tmp_path / f"outside_{weight.replace('.', '_')}.py"
     path.write_text(OUTSIDE.replace("NAME", name).replace("WEIGHT", weight))
     plugins = {path: load_plugin(path)}
     vocab = context.data.tokenizer.vocab_size
@@ -212,9 +223,14 @@ def test_state_outside_the_model_is_found_in_a_new_process(weight, words, contex
     model(*torch.zeros(2, 1, 8, dtype=torch.int64))
     save_weights(tmp_path, model, 1)
     stored = StoredModel(weights=tmp_path / "step-1", plugins=plugins)
-    found = find_leaks(model.eval(), build_evaluation("domain-loss"), context, 0, whole=False, stored=stored)
-    assert found.leaks.startswith(words) and bool(found.leaks) == bool(words)
-    assert found.fresh_process == (words == "") and found.untested == []
+    evaluation = build_evaluation("domain-loss")
+    with FreshProcess() as process:
+        test_fresh = _Tester.test_fresh
+        monkeypatch.setattr(_Tester, "test_fresh", lambda own: (early.append(process.asked), test_fresh(own)))
+        found = find_leaks(model.eval(), evaluation, context, 0, whole=False, elsewhere=(process, stored))
+    assert found.leaks.startswith(words) and bool(found.leaks) == bool(words) and early == [asked_before]
+    assert found.fresh_process == (words == "" and last is None)
+    assert found.untested == ([] if last is None else [f"a new process: it needs {LACK}"])
 
 
 def test_what_does_not_fit_is_named(register, context, monkeypatch):
@@ -236,5 +252,7 @@ def test_what_does_not_fit_is_named(register, context, monkeypatch):
 )
 def test_a_new_process_that_does_not_answer(code, seconds, error, words, monkeypatch):
     monkeypatch.setattr("basecap.testing.fresh_process.PROGRAM", code)
-    with FreshProcess() as process, pytest.raises(error, match=words):
+    with FreshProcess() as process:
         process.ask([], seconds)
+        with pytest.raises(error, match=words):
+            process.answers()
