@@ -13,7 +13,7 @@ from basecap.report import figures
 from basecap.report.charts import Charts, charts_of, influence_charts
 from basecap.report.joined_section import joined_charts
 from basecap.report.summary import titles
-from basecap.system.files import safe_name
+from basecap.system.files import plain_names
 
 
 @dataclass(frozen=True)
@@ -41,18 +41,20 @@ class Analysed:
 
     def charts(self) -> list[Charts]:
         """Draw the charts of each study by their file names, by section; None where there is nothing to draw."""
-        every = (
-            {**charts_of(study), **influence_charts(study, StudyRecords(path))}
-            for study, path in zip(self.studies, self.paths, strict=True)
-        )
-        return [
-            {group: {safe_name(name): chart for name, chart in members.items()} for group, members in charts.items()}
-            for charts in every
-        ]
+        every = []
+        for study, path in zip(self.studies, self.paths, strict=True):
+            charts = {**charts_of(study), **influence_charts(study, StudyRecords(path))}
+            names = plain_names(name for members in charts.values() for name in members)
+            every.append(
+                {group: {names[name]: chart for name, chart in members.items()} for group, members in charts.items()}
+            )
+        return every
 
     def joined_charts(self) -> dict[str, figures.Spec]:
         """Draw the charts of what joins the studies, by their file names."""
-        return {} if self.joined is None else joined_charts(self.joined)
+        charts = {} if self.joined is None else joined_charts(self.joined)
+        names = plain_names(charts)
+        return {names[name]: chart for name, chart in charts.items()}
 
 
 def analysed(paths: Sequence[Path], costs: Sequence[Path] = ()) -> Analysed:

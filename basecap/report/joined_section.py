@@ -18,9 +18,7 @@ def joined_charts(joined: Joined) -> dict[str, figures.Spec]:
     known = {found.other for found in joined.correlations if found.value is not None}
     others = [*costs, *(score for score in scores if f"{score.name}, {score.source}" in known)]
     charts = {
-        f"gap-against-{number}-{other.name.replace(' ', '-')}": figures.gap_against(
-            joined, gap_beside(gaps, other), other
-        )
+        f"gap-against-{number}-{other.name}": figures.gap_against(joined, gap_beside(gaps, other), other)
         for number, other in enumerate(others if gaps else [], start=1)
     }
     return {name: chart for name, chart in charts.items() if chart is not None}
@@ -71,11 +69,16 @@ def joined_sentences(joined: Joined) -> list[str]:
     few = [found.other for found in joined.correlations if found.architectures < FEWEST]
     if len(few) == len(joined.correlations) and not sentences:
         most = max(found.architectures for found in joined.correlations)
-        here = "is 1" if most == 1 else f"are {most}"
-        return [f"A correlation of the gap with other evaluations needs {FEWEST} architectures with both; here {here}."]
+        here = {0: "none has", 1: "1 has"}.get(most, f"{most} have")
+        return [
+            "Which evaluations go with the gap cannot be told yet: a correlation needs a gap and the evaluation of "
+            f"{FEWEST} or more architectures, and {here} both; train more architectures, or join studies "
+            "(basecap report DIR DIR --out DIR)."
+        ]
     if few:
         sentences.append(
-            f"A correlation needs {FEWEST} architectures with both numbers: too few have {'; '.join(few)}."
+            f"Whether these go with the gap cannot be told, as fewer than {FEWEST} architectures have both: "
+            f"{'; '.join(few)}."
         )
     return sentences
 

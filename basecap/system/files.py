@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 import socket
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -234,6 +235,22 @@ def safe_name(name: str) -> str:
     if safe == name and safe:
         return name
     return f"{safe}-{hashlib.sha256(name.encode()).hexdigest()[:6]}"
+
+
+def plain_names(names: Iterable[str]) -> dict[str, str]:
+    """Return a file name for each name, of letters, digits and "+._-"; where two would be alike, each has a hash.
+
+    >>> plain_names(["cells-a,b", "gaps"])
+    {'cells-a,b': 'cells-a-b', 'gaps': 'gaps'}
+    """
+    found = {name: re.sub(r"[^A-Za-z0-9+._]+", "-", name).strip(".-")[:80] for name in names}
+    alike = Counter(short.casefold() for short in found.values())
+    return {
+        name: short
+        if short and alike[short.casefold()] == 1
+        else f"{short}-{hashlib.sha256(name.encode()).hexdigest()[:6]}".lstrip("-")
+        for name, short in found.items()
+    }
 
 
 def plain(value: Any) -> Any:

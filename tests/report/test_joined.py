@@ -100,7 +100,7 @@ def test_the_state_of_a_sequence_needs_no_file_of_costs():
     assert {chart.partition("-against-")[2] for chart in joined_charts(found)} == {
         "1-training",
         "2-state",
-        "3-entropy-mean",
+        "3-entropy mean",
     }
 
 
@@ -119,7 +119,7 @@ def test_a_score_is_related_to_the_gap_of_its_own_study():
     first, second = study(row("a", 0.3, 0.1), name="other"), one_study()
     found = join([first, second], ["one", "two"])
     assert [correlation.gap for correlation in found.correlations] == ["gap, two"]
-    drawn = joined_charts(found)["gap-against-3-entropy-mean"]["datasets"]["data-0"]
+    drawn = joined_charts(found)["gap-against-3-entropy mean"]["datasets"]["data-0"]
     assert {spot["name"]: spot["y"] for spot in drawn} == {"base": 0.0, **GAPS}
 
 
@@ -130,7 +130,9 @@ def test_few_architectures_have_no_correlation():
     found = join([study(*rows, evaluations=[entropy(scores)], runs=runs)], ["one"])
     assert found.correlations[0].value is None
     assert joined_sentences(found) == [
-        "A correlation of the gap with other evaluations needs 7 architectures with both; here are 4."
+        "Which evaluations go with the gap cannot be told yet: a correlation needs a gap and the evaluation of 7 or "
+        "more architectures, and 4 have both; train more architectures, or join studies (basecap report DIR DIR --out "
+        "DIR)."
     ]
     layers = entropy(scores)
     layers = replace(layers, rows=[replace(row, subset="layer 0") for row in layers.rows])

@@ -69,8 +69,8 @@ def test_a_page_with_every_part(tmp_path):
     task_study(tmp_path, architectures=("leaning", "weak"), published=PUBLISHED, **options)
     page, said = page_of(tmp_path)
     assert not [attributes for _, attributes in page.tags if {"src", "href", "action", "data"} & set(attributes)]
-    assert {"matrix-leaning", "regions-b", "cells-weak,a,a", "cells-weak,a,b", "learning-a"} <= set(page.charts)
-    assert {"hardest-cells-a", "capacity-length-leaning,a,a", "capacity-pairs-leaning,a,a"} <= set(page.charts)
+    assert {"matrix-leaning", "regions-b", "cells-weak-a-a", "cells-weak-a-b", "learning-a"} <= set(page.charts)
+    assert {"hardest-cells-a", "capacity-length-leaning-a-a", "capacity-pairs-leaning-a-a"} <= set(page.charts)
     for text in (said, printed(tmp_path)):
         for words in (
             "On the pattern it was trained on, leaning recalls 95 % or more of the queried values; weak does not "
@@ -143,7 +143,7 @@ def test_curves_stand_on_the_values_of_an_axis_with_a_line_per_value_of_the_othe
 
 @pytest.mark.parametrize(
     ("grid", "drawn"),
-    [(({},), set()), (({"length": 64.0}, {"length": 128.0}), {"capacity-length-one,a,a"})],
+    [(({},), set()), (({"length": 64.0}, {"length": 128.0}), {"capacity-length-one-a-a"})],
     ids=["no axis", "one axis"],
 )
 def test_what_a_grid_does_not_vary_over_is_not_drawn(tmp_path, grid, drawn):

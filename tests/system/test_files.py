@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import resource
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from basecap.system.files import (
     entries,
     move_directory,
     plain,
+    plain_names,
     read,
     read_array,
     read_json,
@@ -254,6 +256,15 @@ def test_names_that_are_no_file_names_stay_inside_and_apart():
     found = [safe_name(name) for name in names]
     assert len(set(found)) == len(names) and safe_name("a_b") == "a_b"
     assert all(os.sep not in name and not name.startswith(".") and 0 < len(name) < 100 for name in found)
+
+
+def test_names_of_figures_are_plain_and_apart():
+    names = ["gaps", "cells-a,b,c", "cells-a-b,c", "A b", "a/b", "mix {chunk: 32, mode: 'exact'}", "", "ä", "x" * 300]
+    found = plain_names(names)
+    assert [*found] == names and len({short.casefold() for short in found.values()}) == len(names)
+    assert found["gaps"] == "gaps" and found[names[5]] == "mix-chunk-32-mode-exact"
+    assert all(re.fullmatch(r"[A-Za-z0-9+_-][A-Za-z0-9+._-]{0,99}", short) for short in found.values()), found
+    assert found["a/b"] == plain_names(names[3:5])["a/b"] != plain_names(["a/b"])["a/b"] == "a-b"
 
 
 def test_a_link_to_itself_is_a_path(tmp_path):
