@@ -45,7 +45,7 @@ from basecap.cli.options import (
     log,
     seed_limit,
 )
-from basecap.cli.output import print_table, report_output_error
+from basecap.cli.output import print_sentence, print_table, report_output_error
 from basecap.cli.reports import print_report, report_runs
 from basecap.cli.usage import UsageError, usage_message
 from basecap.errors import BasecapError, ConfigError, Interrupted
@@ -184,7 +184,7 @@ def plan(
     rows = estimate(planned, directory)
     print_table(f"plan of {config.title}", rows if as_json else readable(rows), as_json)
     for line in [] if as_json else remarks(planned, rows, directory, gpus):
-        typer.echo(line)
+        print_sentence(line)
     if absent := missing(planned, directory):
         raise ConfigError(" ".join(f"missing: {sentence}" for sentence in absent))
 

@@ -51,6 +51,11 @@ def print_table(title: str, rows: list[dict[str, Any]], as_json: bool) -> None:
     screen.print(table)
 
 
+def print_sentence(sentence: str) -> None:
+    """Print a sentence, broken between words where a terminal is narrower."""
+    console().print(sentence, soft_wrap=not sys.stdout.isatty())
+
+
 def console() -> Console:
     """Return a console on standard output, 160 columns wide when that is not a terminal."""
     return Console(highlight=False, markup=False, emoji=False, width=None if sys.stdout.isatty() else 160)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from basecap.cli.options import log
-from basecap.cli.output import console, print_table
+from basecap.cli.output import console, print_sentence, print_table
 from basecap.errors import BasecapError
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def print_report(
     for found in (found for study in report.studies for found in study.evaluations if found.name in shown):
         print_table(f"{found.name}: runs at their last evaluation points", numbers_of(found), as_json=False)
     for sentence in () if report.joined is None else joined_sentences(report.joined):
-        console().print(sentence, markup=False, highlight=False)
+        print_sentence(sentence)
     typer.echo(f"report: {report.page}")
     if report.without_charts:
         log(f"Warning: the report has no charts: {report.without_charts}")

@@ -37,7 +37,7 @@ SHARES = f"{100 * UTILISATION[1]:.0f} % to {100 * UTILISATION[0]:.0f} %"
 #: of lp-table-1 that saw 8.3M tokens (results/recall/gpu.json), 2.6 ms in lp-table-2; with train.cuda_graphs on an H100
 #: from 0.11 ms (top1-chunk-exact) to 0.43 ms (all runs, with compiling; results/recall/gpu-clean.json).
 LAUNCHES, GRAPHS = (0.5e-3, 2.6e-3), (0.11e-3, 0.43e-3)
-#: Seconds on a GPU of 1,000 TFLOP/s from which an evaluation has a sentence of its own.
+#: Seconds on a GPU of 1,000 TFLOP/s from which a study and an evaluation have sentences about such a GPU.
 LONG = 60
 #: Seconds for which the matrix rate is measured.
 MEASURED = 0.1
@@ -113,12 +113,14 @@ def remarks(plan: Plan, rows: list[dict[str, Any]], out: Path, gpus: int | None 
     part = "under 1 %" if evaluating < 0.005 * work else f"{100 * evaluating / work:.0f} %"
     share = f"{part} of it for evaluations" if evaluating else "without evaluations"
     rate = work * 1000 / (UTILISATION[0] * seconds[0])  # TFLOP/s, as `estimate` found it
+    on_gpu, small = [time * rate / 1000 for time in seconds], _small(study, rows)
+    long = gpus is not None or max(*on_gpu, *small) >= LONG
     return [
-        f"{_all(len(rows), _span(*seconds), share)} {SHARES} of this machine's matrix rate, now {rate:.3g} TFLOP/s; "
-        f"at the same shares of 1,000 TFLOP/s, {_span(*(time * rate / 1000 for time in seconds))}.",
+        f"{_all(len(rows), _span(*seconds), share)} {SHARES} of this machine's matrix rate, now {rate:.3g} TFLOP/s"
+        + (f"; at the same shares of 1,000 TFLOP/s, {_span(*on_gpu)}." if long else "."),
         *_on_gpus(rows, rate, gpus),
         *_finished(rows, out),
-        *_launches(study, rows),
+        *(_launches(study, rows, small) if long else ()),
         *_early_ends(study),
         *_proofs(plan.runs),
         "Left out: activations, which may take many times the memory of weights, gradients and optimiser"
@@ -281,20 +283,34 @@ def _all(runs: int, time: str, share: str) -> str:
     return f"All {runs} runs: {time}{order}, {share}, if all reach"
 
 
-def _launches(study: StudyConfig, rows: list[dict[str, Any]]) -> list[str]:
+def _launch_seconds(study: StudyConfig) -> tuple[float, float]:
+    return LAUNCHES if study.train.cuda_graphs is False else GRAPHS
+
+
+def _small_rows(study: StudyConfig, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the rows of the runs that a GPU of 1,000 TFLOP/s could not train at these shares."""
+    least, _ = _launch_seconds(study)
+    return [row for row in rows if row["PFLOP"] / UTILISATION[0] < least * row["blocks"] * row[STEPS]]
+
+
+def _small(study: StudyConfig, rows: list[dict[str, Any]]) -> list[float]:
+    """Return the seconds that such a GPU needs for those runs, the least and the most."""
+    work = sum(row["blocks"] * row[STEPS] for row in _small_rows(study, rows))
+    return [work * each for each in _launch_seconds(study)]
+
+
+def _launches(study: StudyConfig, rows: list[dict[str, Any]], seconds: Sequence[float]) -> list[str]:
     """Return a line about the runs that a GPU of 1,000 TFLOP/s could not train at these shares, if there are any."""
-    graphs = study.train.cuda_graphs is not False
-    least, most = GRAPHS if graphs else LAUNCHES
-    small = [row for row in rows if row["PFLOP"] / UTILISATION[0] < least * row["blocks"] * row[STEPS]]
-    if not small:
+    count, (least, most) = len(_small_rows(study, rows)), _launch_seconds(study)
+    if not count:
         return []
-    work = sum(row["blocks"] * row[STEPS] for row in small)
-    which = f"{len(small)} of the runs" if len(small) < len(rows) else "these runs" if len(rows) > 1 else "this run"
+    graphs = study.train.cuda_graphs is not False
+    which = f"{count} of the runs" if count < len(rows) else "these runs" if count > 1 else "this run"
     where = "an H100 as CUDA graphs" if graphs else "an H200"
     return [
         f"But the steps of {which} are too small to keep such a GPU busy. At {1e3 * least:g} to {1e3 * most:g} ms a "
         f"step and block, as recall at scale gpu took on {where}, seven to nine runs side by side, they take "
-        f"{_span(work * least, work * most)}, and longer one after the other"
+        f"{_span(*seconds)}, and longer one after the other"
         + ("." if graphs else "; train.cuda_graphs=auto makes them faster.")
     ]
 

@@ -71,7 +71,8 @@ def _many_passes(runs: Sequence[RunSpec], sizes: Sequence[int]) -> Iterator[str]
 
 
 def _millions(tokens: float) -> str:
-    return f"{_short(tokens / 1e6, 3)}M"
+    """Return a number of tokens in short, such as "169M"; a small one in full."""
+    return f"{tokens:,.0f}" if tokens < 1e5 else f"{_short(tokens / 1e6, 3)}M"
 
 
 def _short(value: float, digits: int) -> str:

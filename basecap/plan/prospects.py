@@ -34,11 +34,21 @@ def prospects(plan: Plan, out: Path) -> list[str]:
     """Return what to expect of a study of text whose prepared text, if any, is that of the directory `out`."""
     study = plan.study
     cache = cache_of(study.text, out)
-    verdicts = [*sparse(study), *expected_verdicts(plan, find_prepared(study.text, cache))]
+    rare = () if any(_few_points(study)) else sparse(study)  # that no verdict is possible says more
+    verdicts = [*rare, *expected_verdicts(plan, find_prepared(study.text, cache))]
     return [
         *([TEST_SCALE] if study.scale == TEST else verdicts),
         *(f"From the network: {sentence}" for sentence in remote_inputs(study.text, cache)),
     ]
+
+
+def _some(names: Sequence[str]) -> str:
+    """List names, of many the first.
+
+    >>> _some(["a", "b"]), _some([*"abcdef"])
+    ('a, b', 'a, b, c and 3 more')
+    """
+    return ", ".join(names) if len(names) <= 4 else f"{', '.join(names[:3])} and {len(names) - 3} more"
 
 
 def short_runs(runs: Sequence[RunSpec]) -> list[str]:
@@ -53,7 +63,7 @@ def short_runs(runs: Sequence[RunSpec]) -> list[str]:
         shorter = warmup_steps(warmup, steps)
         instead = f"warm up for {shorter} step{'' if shorter == 1 else 's'}" if shorter else "train without warm-up"
         sentences.append(
-            f"Warning: train.warmup = {warmup} is not shorter than the run of {steps} steps: {', '.join(names)} will "
+            f"Warning: train.warmup = {warmup} is not shorter than the run of {steps} steps: {_some(names)} will "
             f"{instead}; lower it or train longer."
         )
     return sentences
@@ -84,7 +94,7 @@ def sparse(study: StudyConfig) -> list[str]:
             found.setdefault((points, needed), []).append(entry.name)
     return [
         f"Warning: too few evaluation points after gap.from = {study.gap.start:g} of the tokens, {points} where a "
-        f"curve needs {needed}: {', '.join(names)}; lower train.eval_every or leave it out."
+        f"curve needs {needed}: {_some(names)}; lower train.eval_every or leave it out."
         for (points, needed), names in found.items()
     ]
 

@@ -71,13 +71,13 @@ def joined_sentences(joined: Joined) -> list[str]:
         most = max(found.architectures for found in joined.correlations)
         here = {0: "none has", 1: "1 has"}.get(most, f"{most} have")
         return [
-            "Which evaluations go with the gap cannot be told yet: a correlation needs a gap and the evaluation of "
+            "Which evaluations go with the gap is not known yet: a correlation needs a gap and the evaluation of "
             f"{FEWEST} or more architectures, and {here} both; train more architectures, or join studies "
             "(basecap report DIR DIR --out DIR)."
         ]
     if few:
         sentences.append(
-            f"Whether these go with the gap cannot be told, as fewer than {FEWEST} architectures have both: "
+            f"Whether these go with the gap is not known, as fewer than {FEWEST} architectures have both: "
             f"{'; '.join(few)}."
         )
     return sentences

@@ -1,5 +1,6 @@
 """What a plan says of the verdicts to expect."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -92,6 +93,22 @@ def test_a_scale_of_a_few_steps_gets_one_sentence_in_place_of_warnings(ample, tm
     lines = remarks(planned, estimate(planned, tmp_path), tmp_path)
     assert lines[-1] == "Scale test shows that the study runs; it is too small for verdicts."
     assert not any(line.startswith("Warning") for line in lines)
+
+
+def test_a_tiny_study_gets_few_and_short_lines(ample, tmp_path):
+    names = [{"name": f"one of many {number}", "use": "transformer++"} for number in range(9)]
+    tiny = {"tokens": 1280, "eval_every": 1280, "warmup": 50}
+    planned = check(StudyConfig.model_validate(ample | {"architectures": ["transformer++", *names], "train": tiny}))
+    rows = estimate(planned, tmp_path)
+    lines = remarks(planned, rows, tmp_path)
+    assert "TFLOP/s." in lines[0] and "1,000 TFLOP/s" not in "".join(lines) and max(map(len, lines)) < 260
+    assert re.search(r"transformer\+\+ trains on \d[\d,]* tokens, ", " ".join(lines))
+    assert any("steps: transformer++, one of many 0, one of many 1 and 7 more will train" in line for line in lines)
+    (points,) = [line for line in lines if "evaluation point" in line]
+    assert points.startswith("Warning: no verdict is possible with 1 evaluation point, as a curve needs 4; ")
+    more = remarks(planned, rows, tmp_path, 8)
+    assert "; at the same shares of 1,000 TFLOP/s, under 1 s." in more[0]
+    assert "On 8 such GPUs" in more[1] and "too small to keep" in "".join(more)
 
 
 def test_a_study_of_all_its_domains_has_no_verdicts(ample, tmp_path):

@@ -130,7 +130,7 @@ def test_few_architectures_have_no_correlation():
     found = join([study(*rows, evaluations=[entropy(scores)], runs=runs)], ["one"])
     assert found.correlations[0].value is None
     assert joined_sentences(found) == [
-        "Which evaluations go with the gap cannot be told yet: a correlation needs a gap and the evaluation of 7 or "
+        "Which evaluations go with the gap is not known yet: a correlation needs a gap and the evaluation of 7 or "
         "more architectures, and 4 have both; train more architectures, or join studies (basecap report DIR DIR --out "
         "DIR)."
     ]
