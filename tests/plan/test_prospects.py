@@ -97,7 +97,7 @@ def test_a_scale_of_a_few_steps_gets_one_sentence_in_place_of_warnings(ample, tm
 
 def test_a_tiny_study_gets_few_and_short_lines(ample, tmp_path):
     names = [{"name": f"one of many {number}", "use": "transformer++"} for number in range(9)]
-    tiny = {"tokens": 1280, "eval_every": 1280, "warmup": 50}
+    tiny = {"tokens": 8192, "eval_every": 8192, "batch": 8, "warmup": 50}
     planned = check(StudyConfig.model_validate(ample | {"architectures": ["transformer++", *names], "train": tiny}))
     rows = estimate(planned, tmp_path)
     lines = remarks(planned, rows, tmp_path)
