@@ -103,7 +103,7 @@ def test_a_tiny_study_gets_few_and_short_lines(ample, tmp_path):
     lines = remarks(planned, rows, tmp_path)
     assert "TFLOP/s." in lines[0] and "1,000 TFLOP/s" not in "".join(lines) and max(map(len, lines)) < 260
     assert re.search(r"transformer\+\+ trains on \d[\d,]* tokens, ", " ".join(lines))
-    assert any("steps: transformer++, one of many 0, one of many 1 and 7 more will train" in line for line in lines)
+    assert any("steps: transformer++, one of many 0, one of many 1 and 7 more will warm up" in line for line in lines)
     (points,) = [line for line in lines if "evaluation point" in line]
     assert points.startswith("Warning: no verdict is possible with 1 evaluation point, as a curve needs 4; ")
     more = remarks(planned, rows, tmp_path, 8)
