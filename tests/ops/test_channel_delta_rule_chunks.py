@@ -111,7 +111,7 @@ def test_keys_that_are_almost_the_same(device: str, dtype: torch.dtype):
 @in_interpreter
 @pytest.mark.parametrize("decays", ["none", "mixed", "breaks"])
 def test_chunks_of_half_precision(decays: str):
-    """Chunks are twice as long as in float32. The interpreter computes float16 correctly, and bfloat16 not."""
+    """The interpreter computes float16 correctly, and bfloat16 not."""
     sizes = (1, 150, 1, 64, 16)
     assert_kernels(inputs(sizes, decays, "cpu", torch.float16), first_state(sizes, "cpu"), packed(1, [64, 100], 150))
 

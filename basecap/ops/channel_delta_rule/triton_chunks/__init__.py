@@ -24,7 +24,7 @@ def supports(v_BTHV: Tensor, k_BTHK: Tensor) -> str | None:
         return reason
     if max(K, V) > WIDEST:
         return f"they take heads of at most {WIDEST} channels"
-    tokens = operators.tokens_per_chunk(K, v_BTHV.dtype)
+    tokens = operators.tokens_per_chunk(K)
     if tokens >= T:
         return "the sequence is one chunk"
     return unsupported_by_triton(v_BTHV, programs=max(B, -(-T // tokens)))

@@ -73,80 +73,75 @@ def keys_bwd_kernel(
     EXACT: tl.constexpr, PRECISION: tl.constexpr, SHARE: tl.constexpr, LEVELS: tl.constexpr,
     BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of q, k, `erased` and the log decays in a chunk.
+    """Gradients of BK channels of q, k, `erased` and the log decays in a chunk.
 
     Those of the log decays are sums of the shares of all products that a decay is part of, never differences.
     """
-    i_h, i_m, i_b = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
-    o_c = tl.arange(0, BT)
+    i_h, i_m, i_b = tl.program_id(0) % H, tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
+    o_c, o_k = tl.arange(0, BT), tl.program_id(0) // H * BK + tl.arange(0, BK)
     o_t = i_m * BT + o_c
     low = written.dtype.element_ty
-    b_dreads = pairs_bwd(do, written, i_b, o_t, T, i_h, H, V, PRECISION, BT, BV)
-    b_down = tl.sum(tl.where(o_c[:, None] == o_c[None, :], b_dreads, 0.0), 1)
-    b_dreads = b_dreads.to(low)
-    b_derases = (-pairs_bwd(dv, written, i_b, o_t, T, i_h, H, V, PRECISION, BT, BV)).to(low)
-    for start in range(0, K, BK):
-        o_k = start + tl.arange(0, BK)
-        b_q = values(q, i_b, o_t, T, i_h, H, o_k, K)
-        b_k = values(k, i_b, o_t, T, i_h, H, o_k, K)
-        b_e = values(erased, i_b, o_t, T, i_h, H, o_k, K)
-        b_dq = b_down[:, None] * b_k
-        b_dk = b_down[:, None] * b_q
-        b_de = tl.zeros([BT, BK], dtype=tl.float32)
-        b_dlog = tl.zeros([BT, BK], dtype=tl.float32)
-        b_all = log_decays(log_decay, starts, i_b, o_t, T, i_h, H, o_k, K)
-        b_from = b_all
-        b_to = tl.zeros([BT, BK], dtype=tl.float32)
-        for level in tl.static_range(LEVELS):
-            right = in_right(o_c, level)[:, None]
-            b_decay = exp(tl.where(right, b_from, b_to), EXACT)
-            b_both = tl.where(right, b_q, b_k) * b_decay
-            b_pairs = tl.where(joined(o_c, level), b_dreads, 0.0).to(low)
-            b_dboth = tl.dot(b_pairs, b_both.to(low), input_precision=PRECISION)
-            b_dq += tl.where(right, b_dboth * b_decay, 0.0)
-            b_dk += tl.where(right, 0.0, b_dboth * b_decay)
-            b_share = b_both * b_dboth
-            b_both = tl.where(right, b_e, b_k) * b_decay
-            b_pairs = tl.where(joined(o_c, level), b_derases, 0.0).to(low)
-            b_dboth = tl.dot(b_pairs, b_both.to(low), input_precision=PRECISION)
-            b_de += tl.where(right, b_dboth * b_decay, 0.0)
-            b_dk += tl.where(right, 0.0, b_dboth * b_decay)
-            b_share += b_both * b_dboth
-            if level == 0:
-                b_dlog += tl.where(right, b_share, 0.0)
-            else:
-                b_dlog = tl.dot(between(o_c, level).to(SHARE), b_share.to(SHARE), b_dlog, input_precision=PRECISION)
-            b_from, b_to, b_all = join(b_from, b_to, b_all, level)
+    b_q = values(q, i_b, o_t, T, i_h, H, o_k, K)
+    b_k = values(k, i_b, o_t, T, i_h, H, o_k, K)
+    b_e = values(erased, i_b, o_t, T, i_h, H, o_k, K)
+    b_from, b_to, b_across = edges(log_decay, starts, i_b, i_m, T, i_h, H, o_k, K, EXACT, BT)
+    b_dq = tl.zeros([BT, BK], dtype=tl.float32)
+    b_dk = tl.zeros([BT, BK], dtype=tl.float32)
+    b_de = tl.zeros([BT, BK], dtype=tl.float32)
+    b_down = tl.zeros([BT], dtype=tl.float32)
+    b_passed = tl.zeros([BK], dtype=tl.float32)
+    for column in range(0, V, BV):
+        o_v = column + tl.arange(0, BV)
+        p_do, m_v = rows(do, i_b, o_t, T, i_h, H, o_v, V)
+        p_dv, _ = rows(dv, i_b, o_t, T, i_h, H, o_v, V)
+        p_x, _ = rows(written, i_b, o_t, T, i_h, H, o_v, V)
+        p_state, m_state = state(states, i_b, i_m, i_h, M, H, o_k, K, o_v, V)
+        p_later, _ = state(later, i_b, i_m, i_h, M, H, o_k, K, o_v, V)
+        b_state, b_later = tl.load(p_state, mask=m_state, other=0.0), tl.load(p_later, mask=m_state, other=0.0)
+        b_passed += tl.sum(b_state.to(tl.float32) * b_later.to(tl.float32), 1)
+        b_state, b_later = tl.trans(b_state), tl.trans(b_later)
+        b_do, b_x = tl.load(p_do, mask=m_v, other=0.0), tl.load(p_x, mask=m_v, other=0.0)
+        b_down += tl.sum(b_do.to(tl.float32) * b_x.to(tl.float32), 1)
+        b_dq += tl.dot(b_do, b_state, input_precision=PRECISION)
+        b_de -= tl.dot(tl.load(p_dv, mask=m_v, other=0.0), b_state, input_precision=PRECISION)
+        b_dk += tl.dot(b_x, b_later, input_precision=PRECISION)
+    b_dq *= b_from
+    b_de *= b_from
+    b_dk *= b_to
+    upto = tl.where(o_c[:, None] <= o_c[None, :], 1.0, 0.0).to(SHARE)
+    b_dlog = tl.dot(upto, (b_q * b_dq + b_e * b_de).to(SHARE), input_precision=PRECISION)
+    behind = tl.where(o_c[:, None] > o_c[None, :], 1.0, 0.0).to(SHARE)
+    b_dlog = tl.dot(behind, (b_k * b_dk).to(SHARE), b_dlog, input_precision=PRECISION)
+    b_dlog += (b_across * b_passed)[None, :]
+    b_dq += b_down[:, None] * b_k
+    b_dk += b_down[:, None] * b_q
 
-        b_from, b_to, b_across = edges(log_decay, starts, i_b, i_m, T, i_h, H, o_k, K, EXACT, BT)
-        b_reads = tl.zeros([BT, BK], dtype=tl.float32)
-        b_erases = tl.zeros([BT, BK], dtype=tl.float32)
-        b_writes = tl.zeros([BT, BK], dtype=tl.float32)
-        b_passed = tl.zeros([BK], dtype=tl.float32)
-        for column in range(0, V, BV):
-            o_v = column + tl.arange(0, BV)
-            p_do, m_v = rows(do, i_b, o_t, T, i_h, H, o_v, V)
-            p_dv, _ = rows(dv, i_b, o_t, T, i_h, H, o_v, V)
-            p_x, _ = rows(written, i_b, o_t, T, i_h, H, o_v, V)
-            p_state, m_state = state(states, i_b, i_m, i_h, M, H, o_k, K, o_v, V)
-            p_later, _ = state(later, i_b, i_m, i_h, M, H, o_k, K, o_v, V)
-            b_state = tl.load(p_state, mask=m_state, other=0.0)
-            b_later = tl.load(p_later, mask=m_state, other=0.0)
-            b_passed += tl.sum(b_state.to(tl.float32) * b_later.to(tl.float32), 1)
-            b_state, b_later = tl.trans(b_state), tl.trans(b_later)
-            b_reads += tl.dot(tl.load(p_do, mask=m_v, other=0.0), b_state, input_precision=PRECISION)
-            b_erases -= tl.dot(tl.load(p_dv, mask=m_v, other=0.0), b_state, input_precision=PRECISION)
-            b_writes += tl.dot(tl.load(p_x, mask=m_v, other=0.0), b_later, input_precision=PRECISION)
-        b_reads *= b_from
-        b_erases *= b_from
-        b_writes *= b_to
-        upto = tl.where(o_c[:, None] <= o_c[None, :], 1.0, 0.0).to(SHARE)
-        b_share = (b_q * b_reads + b_e * b_erases).to(SHARE)
-        b_dlog = tl.dot(upto, b_share, b_dlog, input_precision=PRECISION)
-        behind = tl.where(o_c[:, None] > o_c[None, :], 1.0, 0.0).to(SHARE)
-        b_dlog = tl.dot(behind, (b_k * b_writes).to(SHARE), b_dlog, input_precision=PRECISION)
-        b_dlog += (b_across * b_passed)[None, :]
-        store_rows(dq, i_b, o_t, T, i_h, H, o_k, K, b_dq + b_reads)
-        store_rows(dk, i_b, o_t, T, i_h, H, o_k, K, b_dk + b_writes)
-        store_rows(derased, i_b, o_t, T, i_h, H, o_k, K, b_de + b_erases)
-        store_rows(dlog, i_b, o_t, T, i_h, H, o_k, K, b_dlog)
+    b_dreads = pairs_bwd(do, written, i_b, o_t, T, i_h, H, V, PRECISION, BT, BV)
+    b_derases = -pairs_bwd(dv, written, i_b, o_t, T, i_h, H, V, PRECISION, BT, BV)
+    b_all = log_decays(log_decay, starts, i_b, o_t, T, i_h, H, o_k, K)
+    b_from = b_all
+    b_to = tl.zeros([BT, BK], dtype=tl.float32)
+    for level in tl.static_range(LEVELS):
+        right = in_right(o_c, level)[:, None]
+        b_decay = exp(tl.where(right, b_from, b_to), EXACT)
+        b_both = tl.where(right, b_q, b_k) * b_decay
+        b_pairs = tl.where(joined(o_c, level), b_dreads, 0.0).to(low)
+        b_dboth = tl.dot(b_pairs, b_both.to(low), input_precision=PRECISION)
+        b_dq += tl.where(right, b_dboth * b_decay, 0.0)
+        b_dk += tl.where(right, 0.0, b_dboth * b_decay)
+        b_share = b_both * b_dboth
+        b_both = tl.where(right, b_e, b_k) * b_decay
+        b_pairs = tl.where(joined(o_c, level), b_derases, 0.0).to(low)
+        b_dboth = tl.dot(b_pairs, b_both.to(low), input_precision=PRECISION)
+        b_de += tl.where(right, b_dboth * b_decay, 0.0)
+        b_dk += tl.where(right, 0.0, b_dboth * b_decay)
+        b_share += b_both * b_dboth
+        if level == 0:
+            b_dlog += tl.where(right, b_share, 0.0)
+        else:
+            b_dlog = tl.dot(between(o_c, level).to(SHARE), b_share.to(SHARE), b_dlog, input_precision=PRECISION)
+        b_from, b_to, b_all = join(b_from, b_to, b_all, level)
+    store_rows(dq, i_b, o_t, T, i_h, H, o_k, K, b_dq)
+    store_rows(dk, i_b, o_t, T, i_h, H, o_k, K, b_dk)
+    store_rows(derased, i_b, o_t, T, i_h, H, o_k, K, b_de)
+    store_rows(dlog, i_b, o_t, T, i_h, H, o_k, K, b_dlog)

@@ -13,8 +13,10 @@ from basecap.ops._recurrence.launch_chunks import BLOCK, Walked, columns, output
 from basecap.ops._replay import replayed
 from basecap.ops.channel_delta_rule.triton_chunks import kernels, kernels_backward
 
-#: Key channels per step of a chunk's scores, of what the walk needs, and of the gradients of the keys.
-SCORES, PARTS, BACKWARD = 16, 32, 16
+#: Key channels per step of a chunk's scores and of what the walk needs.
+SCORES, PARTS = 16, 32
+#: Key channels of a program that computes their gradients, in half precision and in float32.
+BACKWARD = 32, 16
 
 
 @dataclass(frozen=True)
@@ -93,13 +95,9 @@ def _prepare(inputs: _Inputs, matrices: Tensor) -> _Chunks:
     found, read, write, answer = inputs.v.new_empty(4, *inputs.q.shape)
     across = inputs.v.new_empty(B, M, H, K, dtype=torch.float32)
     value_pairs = torch.empty_like(matrices[0])
-    # With two warps Triton multiplies by mma.sync, with four by wgmma on Hopper. There the assembler of CUDA 12.8, in
-    # Triton 3.6 to 3.7.1, adds the offsets of an operand to a register that nothing has written: all but the first 16
-    # rows come from anywhere in shared memory, or from beyond it. Products of float32 take neither instruction.
     kernels.parts_fwd_kernel[inputs.grid](
         *inputs.keys, *matrices, found, read, write, answer, across, value_pairs, T, H, K, M,
-        EXACT=inputs.exact, BK=inputs.channels(PARTS), num_warps=4 if inputs.exact else 2, num_stages=1,
-        **inputs.options,
+        EXACT=inputs.exact, BK=inputs.channels(PARTS), num_stages=1, **inputs.options,
     )  # fmt: skip
     return _Chunks(found, read, write, answer, across, value_pairs)
 
@@ -169,9 +167,9 @@ def backward(
     # Products of inputs and their gradients may be beyond float16.
     share = tl.bfloat16 if do.dtype == torch.bfloat16 else tl.float32
     dq, dk, derased, dlog = (torch.empty_like(x) for x in (inputs.q, inputs.k, inputs.erased, inputs.log_decay))
-    kernels_backward.keys_bwd_kernel[inputs.grid](
+    BK = inputs.channels(BACKWARD[inputs.exact])
+    kernels_backward.keys_bwd_kernel[(H * triton.cdiv(K, BK), M, B)](
         do, *inputs.keys, written, dv, states, later, dq, dk, derased, dlog, *inputs.sizes,
-        EXACT=inputs.exact, SHARE=share, LEVELS=inputs.levels, BK=inputs.channels(BACKWARD), BV=BV, num_stages=1,
-        **inputs.options,
+        EXACT=inputs.exact, SHARE=share, LEVELS=inputs.levels, BK=BK, BV=BV, num_stages=1, **inputs.options,
     )  # fmt: skip
     return [dq, dk, dv, derased, dlog, dfirst]

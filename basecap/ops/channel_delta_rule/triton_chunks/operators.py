@@ -11,13 +11,12 @@ from basecap.ops._transforms import no_second_derivatives, refuse_batched_gradie
 from basecap.ops.operators import operator
 
 
-def tokens_per_chunk(K: int, dtype: torch.dtype) -> int:
-    """Return no more tokens than channels, or else the keys would depend on each other, but at least 16.
+def tokens_per_chunk(K: int) -> int:
+    """Return 32 tokens, no more than channels, or else the keys would depend on each other, but at least 16.
 
-    Exact products of float32 leave room for half as many.
+    With 64 rows Triton multiplies by wgmma on Hopper, and its assembler made wrong code of that; see README.md.
     """
-    most = 32 if dtype == torch.float32 else 64
-    return max(16, min(most, 1 << (K.bit_length() - 1)))
+    return max(16, min(32, 1 << (K.bit_length() - 1)))
 
 
 @operator("basecap::channel_delta_rule")
@@ -41,9 +40,7 @@ def scan(
         state: float32 [B, H, K, V], or None for zeros.
         starts: bool [B, T], where the state is emptied before the token.
     """
-    return launch_of(__package__).forward(
-        (q, k, v, erased, log_decay), state, starts, tokens_per_chunk(q.shape[3], v.dtype)
-    )
+    return launch_of(__package__).forward((q, k, v, erased, log_decay), state, starts, tokens_per_chunk(q.shape[3]))
 
 
 @operator("basecap::channel_delta_rule_backward")
@@ -66,7 +63,7 @@ def scan_backward(
 @scan.register_fake
 def _(q, k, v, erased, log_decay, state, starts):
     (B, T, H, K), V = q.shape, v.shape[3]
-    C = tokens_per_chunk(K, v.dtype)
+    C = tokens_per_chunk(K)
     final = v.new_empty(B, H, K, V, dtype=torch.float32)
     return v.new_empty(v.shape), final, v.new_empty(2, B, -(-T // C), H, C, C)
 
