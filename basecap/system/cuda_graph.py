@@ -86,8 +86,10 @@ class GraphPool:
         return graph.replay
 
     def _leave(self, graph: torch.cuda.CUDAGraph) -> None:
-        """Take the memory from a capture that failed, which PyTorch does not do."""
+        """Take memory and random numbers from a capture that failed, which PyTorch does not do."""
         device = torch.cuda.current_device()
+        generator = torch.cuda.default_generators[device]
+        generator.graphsafe_set_state(generator.clone_state())  # as it is, but not that of a capture
         with contextlib.suppress(RuntimeError):  # the capture ended, and its graph returns the memory
             torch._C._cuda_endAllocateToPool(device, self._pool)
             torch._C._cuda_releasePool(device, self._pool)
