@@ -212,3 +212,39 @@ class HeadedMixer(Mixer):
         gate = 0 if self.gate is None else self.gate.weight.numel()
         canon = 0.0 if self.project.canon is None else self.project.canon.flops(length)
         return 2.0 * length * (self.project.qkv.weight.numel() + gate + self.out.weight.numel()) + canon
+
+
+class StepwiseMixer(HeadedMixer):
+    """A mixer that reads further tokens one after the other, with one projection of all; subclasses say how."""
+
+    takes_lengths = True
+    continues = True
+
+    @abstractmethod
+    def attend_next(self, q: Tensor, k: Tensor, v: Tensor, cache: Cache, lengths: Tensor | None) -> Tensor:
+        """Append one token to the tensors of the cache, and return the outputs of its heads [B, 1, H, K].
+
+        Args:
+            q: [B, 1, H, K].
+            k: [B, 1, G, K].
+            v: as k.
+            cache: has `cache.length` tokens, which the caller counts.
+            lengths: how many tokens each row has, int64 [B], or None where all have as many.
+        """
+
+    def step(self, x_B1D: Tensor, cache: Cache) -> Tensor:
+        """Attend from one more token."""
+        return self._extend(x_B1D, cache)
+
+    def prefill(self, x_BTD: Tensor, cache: Cache) -> Tensor:
+        """Mix a prompt, or more of it, and keep its keys and values."""
+        return self._extend(x_BTD, cache) if cache.length else super().prefill(x_BTD, cache)
+
+    def _extend(self, x_BTD: Tensor, cache: Cache) -> Tensor:
+        projected = self.project(x_BTD, start=cache.start, last=cache.tensors.get("canon"))
+        outputs = []
+        for t, (q, k, v) in enumerate(zip(*(x.split(1, dim=1) for x in projected), strict=True)):
+            lengths = None if cache.lengths is None else cache.lengths + t
+            outputs.append(self.attend_next(q, k, v, cache, lengths))
+            cache.length += 1
+        return self.finish(torch.cat(outputs, dim=1), x_BTD)

@@ -6,7 +6,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from basecap.mixers._attention import HeadedMixer, SelectionConfig, refuse_more
+from basecap.mixers._attention import SelectionConfig, StepwiseMixer, refuse_more
 from basecap.mixers._contract import Cache, Variant, mixer
 from basecap.mixers._recipes import LayerSpec
 from basecap.ops import Influence
@@ -40,14 +40,11 @@ from basecap.ops.top1_chunk import (
         ),
     },
 )
-class Top1Chunk(HeadedMixer):
+class Top1Chunk(StepwiseMixer):
     """Multi-head causal attention to two chunks per query: its own up to itself, and a whole earlier one.
 
     Queries and keys are normalised per head, then rotated. The choice has no gradient.
     """
-
-    takes_lengths = True
-    continues = True
 
     class Config(SelectionConfig):
         """Options of Top-1 chunk selection."""
@@ -79,25 +76,11 @@ class Top1Chunk(HeadedMixer):
         )
         return Cache(tensors=tensors | p.canon_state(batch))
 
-    def step(self, x_B1D: Tensor, cache: Cache) -> Tensor:
-        """Attend from one more token."""
-        return self._extend(x_B1D, cache)
-
-    def prefill(self, x_BTD: Tensor, cache: Cache) -> Tensor:
-        """Mix a prompt, or more of it, and keep its keys and values."""
-        return self._extend(x_BTD, cache) if cache.length else super().prefill(x_BTD, cache)
-
-    def _extend(self, x_BTD: Tensor, cache: Cache) -> Tensor:
-        """Attend from further tokens one after the other, with one projection of all."""
-        projected = self.project(x_BTD, start=cache.start, last=cache.tensors.get("canon"))
-        c, outputs = self.config, []
+    def attend_next(self, q: Tensor, k: Tensor, v: Tensor, cache: Cache, lengths: Tensor | None) -> Tensor:
+        """Attend from one more token; see `StepwiseMixer.attend_next`."""
+        c, (q, k, v) = self.config, (x.contiguous() for x in (q, k, v))
         options = {"chunk": c.chunk, "mode": c.mode, "remote": c.remote}
-        for t, token in enumerate(zip(*(x.split(1, dim=1) for x in projected), strict=True)):
-            q, k, v = (x.contiguous() for x in token)
-            lengths = None if cache.lengths is None else cache.lengths + t
-            outputs.append(top1_chunk_step(q, k, v, cache.tensors, cache.length, lengths=lengths, **options))
-            cache.length += 1
-        return self.finish(torch.cat(outputs, dim=1), x_BTD)
+        return top1_chunk_step(q, k, v, cache.tensors, cache.length, lengths=lengths, **options)
 
     def influence(self, x_BTD: Tensor) -> Influence:
         """Return the attention distribution, zero outside the two chunks."""

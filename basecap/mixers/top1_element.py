@@ -1,10 +1,9 @@
 """Top-1 element selection: the output is the value of the single key with the highest score."""
 
-import torch
 from pydantic import Field
 from torch import Tensor
 
-from basecap.mixers._attention import HeadedMixer, SelectionConfig
+from basecap.mixers._attention import SelectionConfig, StepwiseMixer
 from basecap.mixers._contract import Cache, mixer
 from basecap.mixers._parts import remember
 from basecap.mixers._recipes import LayerSpec
@@ -20,15 +19,12 @@ from basecap.ops.top1_element import influence, top1_element, top1_element_step
     source="our choice: the authors publish no code and name no initial values",
     differences=("Everything starts as in transformer++, so that only the selection differs.",),
 )
-class Top1Element(HeadedMixer):
+class Top1Element(StepwiseMixer):
     """Multi-head causal selection of one value, o_t = v_s with s = argmax_{s <= t} q_t.k_s.
 
     Queries and keys are normalised per head, then rotated. The backward pass uses the choice for the values and
     the softmax for queries and keys (straight-through).
     """
-
-    takes_lengths = True
-    continues = True
 
     class Config(SelectionConfig):
         """Options of Top-1 element selection."""
@@ -56,23 +52,9 @@ class Top1Element(HeadedMixer):
         """Keys and values of every token, [B, max_length, G, K] each."""
         return self.project.init_cache(batch, max_length)
 
-    def step(self, x_B1D: Tensor, cache: Cache) -> Tensor:
-        """Select for one more token."""
-        return self._extend(x_B1D, cache)
-
-    def prefill(self, x_BTD: Tensor, cache: Cache) -> Tensor:
-        """Mix a prompt, or more of it, and keep its keys and values."""
-        return self._extend(x_BTD, cache) if cache.length else super().prefill(x_BTD, cache)
-
-    def _extend(self, x_BTD: Tensor, cache: Cache) -> Tensor:
-        """Select for further tokens one after the other, with one projection of all."""
-        projected = self.project(x_BTD, start=cache.start, last=cache.tensors.get("canon"))
-        outputs = []
-        for t, (q, k, v) in enumerate(zip(*(x.split(1, dim=1) for x in projected), strict=True)):
-            lengths = None if cache.lengths is None else cache.lengths + t
-            outputs.append(top1_element_step(q, k, v, cache.tensors, cache.length, lengths=lengths).to(q.dtype))
-            cache.length += 1
-        return self.finish(torch.cat(outputs, dim=1), x_BTD)
+    def attend_next(self, q: Tensor, k: Tensor, v: Tensor, cache: Cache, lengths: Tensor | None) -> Tensor:
+        """Select for one more token; see `StepwiseMixer.attend_next`."""
+        return top1_element_step(q, k, v, cache.tensors, cache.length, lengths=lengths).to(q.dtype)
 
     def influence(self, x_BTD: Tensor) -> Influence:
         """Return 1 at the chosen key, 0 elsewhere."""
