@@ -21,7 +21,7 @@ from basecap.bench.peers import moba
 from basecap.ops import recorded, top1_chunk, top1_chunk_choice
 from basecap.ops.channel_delta_rule import channel_delta_rule
 from basecap.ops.delta_rule import delta_rule
-from basecap.ops.known_bad import FLA_DELTA, known_bad_on
+from basecap.ops.known_bad import FLA_DELTA, in_doubt_on, known_bad_on
 from basecap.system.cuda_graph import milliseconds
 
 #: Takes the inputs of its comparison and returns the output.
@@ -136,6 +136,8 @@ def measure(comparison: Compared, repeats: int, device: torch.device) -> list[Ro
             continue
         if contender.like in kept:
             row["differs"] = _differs(results, kept[contender.like])
+        if contender.kernels in in_doubt_on(device):
+            row["in doubt"] = in_doubt_on(device)[contender.kernels]
         if name in asked:
             kept[name] = results
         rows.append({"op": name, **row})

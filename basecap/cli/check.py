@@ -87,11 +87,13 @@ def _log_card(device: "torch.device") -> None:
 
 
 def _log_kernels(remarks: Sequence[str], device: "torch.device") -> None:
-    """Print the remarks of the checks on the ops, and which releases are known to be wrong on this device."""
-    from basecap.ops.known_bad import known_bad_on
+    """Print the remarks of the checks on the ops, and which releases are known to be wrong, or doubted, here."""
+    from basecap.ops.known_bad import in_doubt_on, known_bad_on
 
     for remark in remarks:
         log(f"{remark}.")
+    if doubted := in_doubt_on(device):
+        log(f"in doubt with the installed releases on this GPU, but used: {'; '.join(doubted.values())}.")
     if wrong := known_bad_on(device):
         log(f"known to be wrong with the installed releases on this GPU: {'; '.join(wrong.values())}.")
 

@@ -33,15 +33,17 @@ def compare(**contenders: Contender) -> list[op_peers.Row]:
     return measure(Compared(contenders, [x], torch.ones(1, 4)), 1, CPU)
 
 
-def test_a_peer_is_compared_with_what_computes_the_same():
+def test_a_peer_is_compared_with_what_computes_the_same(monkeypatch: pytest.MonkeyPatch):
     ours = Contender(lambda: lambda x: x * x)
+    monkeypatch.setattr(op_peers, "in_doubt_on", lambda device: {FLA_DELTA: "ptxas 12.8 may be wrong"})
     (first, same, other) = compare(
         ours=ours,
-        same=Contender(lambda: lambda x: x**2, like="ours"),
+        same=Contender(lambda: lambda x: x**2, kernels=FLA_DELTA, like="ours"),
         other=Contender(lambda: lambda x: 1.5 * x**2, like="ours"),
     )
     assert first == {"op": "ours", "length": 4, "forward+backward graph ms": 1, "forward+backward from Python ms": 2}
     assert same["differs"] == 0 and other["differs"] == pytest.approx(0.5)
+    assert same["in doubt"] == "ptxas 12.8 may be wrong" and "in doubt" not in other
 
 
 def test_what_is_absent_known_to_be_wrong_or_fails_has_no_times(monkeypatch: pytest.MonkeyPatch):

@@ -1,5 +1,6 @@
 """The list of releases that are wrong on some GPUs, with made-up releases and cards."""
 
+import re
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError
 from types import SimpleNamespace
@@ -29,6 +30,7 @@ def card(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: room)
     yield monkeypatch
     known_bad.known_bad_on.cache_clear()
+    known_bad.in_doubt_on.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -54,8 +56,32 @@ def test_releases_are_refused_by_card(fla: str, triton: str, card: int, words: s
 def test_every_entry_has_a_source_and_holds_for_its_first_release():
     for pair in KNOWN_BAD:
         releases, card = {pair.package: pair.first}, pair.card or 8
-        assert pair.source in known_bad.known_bad(releases, card)[pair.concerns]
-        assert known_bad.known_bad({}, card) == {}
+        found, others = known_bad.known_bad, known_bad.in_doubt
+        if pair.doubted:
+            found, others = others, found
+        assert pair.source in found(releases, card)[pair.concerns]
+        assert others(releases, card) == found({}, card) == {}
+
+
+@pytest.mark.parametrize(
+    ("assembler", "triton", "card", "doubted"),
+    [
+        ("12.8", "3.7.1", 9, True),
+        ("13.1.80", "3.7.1", 9, True),
+        ("13.3", "3.7.1", 9, False),  # as TRITON_PTXAS_PATH may name
+        ("12.8", "3.7.0", 9, False),  # known to be wrong
+        ("13.1", "3.7.1", 10, False),
+    ],
+)
+def test_kernels_that_an_old_assembler_may_break_are_in_doubt(assembler: str, triton: str, card: int, doubted: bool):
+    releases = {"fla-core": "0.6.0", "triton": triton, "ptxas": assembler}
+    found = known_bad.in_doubt(releases, card)
+    assert [*found] == [FLA_DELTA] * doubted
+    assert all(f"ptxas {assembler} may make wrong code of the delta rules" in words for words in found.values())
+
+
+def test_triton_says_which_assembler_it_uses():
+    assert re.match(r"\d+\.\d+", known_bad._assembler(9)["ptxas"])
 
 
 @pytest.mark.parametrize("name", ["triton", "pytorch-triton", "triton-windows"])
@@ -100,4 +126,12 @@ def test_check_prints_what_this_gpu_is_and_what_is_known_to_be_wrong_here(monkey
     assert done.exit_code == 0
     assert said.startswith("known to be wrong with the installed releases on this GPU: triton 3.6.0 ")
     assert "; triton 3.6.0 fails to compile, or computes NaN gradients of, the delta rules" in said
-    assert "state-spaces/mamba issue 938" in said
+    assert "state-spaces/mamba issue 938" in said and "in doubt" not in done.stderr
+    monkeypatch.setattr(known_bad, "_installed", lambda: {"fla-core": "0.6.0", "triton": "3.7.1"})
+    monkeypatch.setattr(known_bad, "_assembler", lambda card: {"ptxas": "12.8"})
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    known_bad.known_bad_on.cache_clear()
+    known_bad.in_doubt_on.cache_clear()
+    said = CliRunner().invoke(app, ["check"]).stderr
+    assert "in doubt with the installed releases on this GPU, but used: ptxas 12.8 may make wrong code of" in said
+    assert "known to be wrong" not in said
