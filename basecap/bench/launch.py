@@ -20,7 +20,8 @@ from basecap.ops.long_convolution import long_convolution
 from basecap.ops.selected_attention import selected_attention
 from basecap.ops.selective_scan import selective_scan
 from basecap.ops.short_convolution import short_convolution
-from basecap.ops.ssd import ssd, ssd_mimo
+from basecap.ops.ssd import ssd
+from basecap.ops.ssd_mimo import Heads, Strengths, ssd_mimo
 from basecap.ops.taylor_attention import taylor_attention
 from basecap.ops.token_choice import index_divergence
 from basecap.ops.wkv4 import wkv4
@@ -113,13 +114,14 @@ def _indexed(draw: Draw, B: int, T: int) -> Inputs:
 
 
 def _mimo(draw: Draw, B: int, T: int) -> Inputs:
-    q, k = draw(B, T, 4, H, 128), draw(B, T, 4, H, 128)
+    q, k, v = draw(B, T, 4, 1, 128), draw(B, T, 4, 1, 128), draw(B, T, 4, H, K)
     decays = {"log_decay": -0.1 * draw(B, T, H).abs(), "now": draw(B, T, H).sigmoid(), "kept": draw(B, T, H).sigmoid()}
-    return {"q": q, "k": k, "v": draw(B, T, 4, H, K), **decays}
+    biases = {"q_bias": draw(H, 4, 128), "k_bias": draw(H, 4, 128)}
+    return {"q": q, "k": k, "v": v, **decays, **biases, "angles": draw(B, T, H, 32)}
 
 
-def _ssd_mimo(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, now: Tensor, kept: Tensor) -> Tensor:
-    return ssd_mimo(q, k, v, log_decay, (now, kept))[0]
+def _ssd_mimo(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor) -> Tensor:
+    return ssd_mimo(q, k, v, Strengths(*rest[:3]), heads=Heads(*rest[3:]))[0]
 
 
 def _taylor(draw: Draw, B: int, T: int) -> Inputs:
@@ -158,7 +160,7 @@ CASES = {
         partial(short_convolution, activation="silu"), _short_convolution, ("weight", "bias")
     ),
     "ssd": Launched(partial(ssd, final=False), _ssd, ("log_decay",)),
-    "ssd_mimo": Launched(_ssd_mimo, _mimo, ("log_decay", "now", "kept")),
+    "ssd_mimo": Launched(_ssd_mimo, _mimo, ("log_decay", "now", "kept", "q_bias", "k_bias", "angles")),
     "taylor_attention": Launched(taylor_attention, _taylor),
     "top1_chunk approx": Launched(partial(top1_chunk, mode="approx"), _normalised),
     "top1_chunk exact": Launched(partial(top1_chunk, mode="exact"), _normalised),

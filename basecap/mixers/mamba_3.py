@@ -15,7 +15,8 @@ from basecap.mixers._parts import parted, rms_norm
 from basecap.mixers._recipes import LayerSpec, ParameterRecipe, constant, uniform
 from basecap.mixers._state_space import REPOSITORY, step_size, step_size_bias
 from basecap.ops import Influence, exact_dtype, recomputed, running_sums
-from basecap.ops.ssd import influence, ssd_mimo
+from basecap.ops.ssd import influence
+from basecap.ops.ssd_mimo import Heads, Strengths, of_heads, ssd_mimo
 
 #: Epsilon of the norms of B and C.
 EPS = 1e-5
@@ -30,8 +31,8 @@ class Flow:
 
     Attributes:
         x: [B, T, H, V] values.
-        q: [B, T, R, K] C as projected, of each of R reads; see `Mamba3._rotated`.
-        k: [B, T, R, K] B likewise, of each of R writes.
+        q: [B, T, R, 1, K] C as projected, of each of R reads; see `Mamba3._shared`.
+        k: [B, T, R, 1, K] B likewise, of each of R writes.
         angles: [B, T, H, angles] by which q and k are rotated, in float32 or wider.
         log_decay: [B, T, H], in float32 or wider.
         now: [B, T, H] strength with which a token is written at its own step, lambda dt.
@@ -160,8 +161,8 @@ class Mamba3(Mixer):
         )
         flow = Flow(
             x=x.unflatten(-1, (self.heads, self.head_dim)),
-            q=q.unflatten(-1, (self.config.rank, -1)),
-            k=k.unflatten(-1, (self.config.rank, -1)),
+            q=q.unflatten(-1, (self.config.rank, 1, -1)),
+            k=k.unflatten(-1, (self.config.rank, 1, -1)),
             angles=(phases % math.tau).to(dt.dtype),
             log_decay=-self._rate(raw_rate.to(dt.dtype)) * dt,
             now=share * dt,
@@ -169,40 +170,45 @@ class Mamba3(Mixer):
         )
         return gate, flow, phases
 
+    def _shared(self, flow: Flow) -> tuple[tuple[Tensor, Tensor], Heads]:
+        """Return q and k after their norms [B, T, R, 1, K], and what each head makes of them."""
+        wide = flow.angles.dtype
+        raw = (flow.q, self.C_gain), (flow.k, self.B_gain)
+        q, k = (rms_norm(x.to(wide), EPS) * gain.to(wide) for x, gain in raw)
+        q_bias, k_bias = (x.to(wide).view(self.heads, self.config.rank, -1) for x in (self.C_bias, self.B_bias))
+        return (q, k), Heads(q_bias, k_bias, flow.angles)
+
     def _rotated(self, flow: Flow) -> tuple[Tensor, Tensor]:
         """Return q and k of each head after norm, bias and rotation [B, T, R, H, K]."""
-        cos, sin = flow.angles.cos()[:, :, None], flow.angles.sin()[:, :, None]
-
-        def per_head(raw: Tensor, gain: Tensor, bias: Tensor) -> Tensor:
-            wide = rms_norm(raw.to(cos.dtype), EPS) * gain.to(cos.dtype)
-            bias_RHK = bias.to(cos.dtype).view(self.heads, self.config.rank, -1).transpose(0, 1)
-            return _rotate(wide[:, :, :, None] + bias_RHK, cos, sin).to(raw.dtype)
-
-        return per_head(flow.q, self.C_gain, self.C_bias), per_head(flow.k, self.B_gain, self.B_bias)
+        shared, heads = self._shared(flow)
+        q, k = of_heads(shared, self.heads, heads)
+        return q.to(flow.q.dtype), k.to(flow.k.dtype)
 
     def _entering(self, x_BTHV: Tensor) -> Tensor:
         """Return the values of every write [B, T, R, H, V]."""
         if self.mimo_x is None:
             return x_BTHV[:, :, None]
-        return x_BTHV[:, :, None] * self.mimo_x.to(x_BTHV.dtype).transpose(0, 1)
+        return x_BTHV[:, :, None] * _by_rank(self.mimo_x, x_BTHV.dtype)
 
     def _scan(self, flow: Flow, cache: Cache | None, segments: Tensor | None) -> Tensor:
         """Return what is read [B, T, R, H, V], without the skip connection, and update the state in `cache`.
 
         A token is written twice, at its own step and, decayed, at the next one. Both are one write for later tokens.
         """
-        (q, k), v, state = self._rotated(flow), self._entering(flow.x), None
+        ((q, k), heads), v, state = self._shared(flow), self._entering(flow.x), None
         if cache is not None:
             state = cache.tensors["state"]
             if self.config.trapezoid:  # the last token's second write
                 last_BRHV = (self._entering(cache.tensors["x"][:, None]) * flow.later[:, :1, None, :, None])[:, 0]
                 added = cache.tensors["k"].to(state.dtype)[..., None] * last_BRHV.to(state.dtype)[..., None, :]
                 state = state + added.sum(1)
-        o, state = ssd_mimo(q, k, v, flow.log_decay, (flow.now, flow.kept), state_BHKV=state, segments=segments)
+        strengths = Strengths(flow.log_decay, flow.now, flow.kept)
+        o, state = ssd_mimo(q, k, v, strengths, heads=heads, state_BHKV=state, segments=segments)
         if cache is not None:
             cache.tensors["state"].copy_(state)
             if self.config.trapezoid:
-                cache.tensors["k"].copy_(k[:, -1])
+                _, last_B1RHK = of_heads((q[:, -1:], k[:, -1:]), self.heads, heads._replace(angles=flow.angles[:, -1:]))
+                cache.tensors["k"].copy_(last_B1RHK[:, 0].to(flow.k.dtype))
                 cache.tensors["x"].copy_(flow.x[:, -1])
         return o
 
@@ -212,7 +218,7 @@ class Mamba3(Mixer):
         gate = gate_BTX.view_as(flow.x)[:, :, None]
         if self.mimo_z is None or self.mimo_o is None:
             return self.out_proj((o * F.silu(gate)).flatten(2))
-        z, summed = (part.to(o.dtype).transpose(0, 1) for part in (self.mimo_z, self.mimo_o))
+        z, summed = (_by_rank(part, o.dtype) for part in (self.mimo_z, self.mimo_o))
         return self.out_proj((o * F.silu(gate * z) * summed).sum(2).flatten(2))
 
     def forward(self, x_BTD: Tensor, segments: Tensor | None = None) -> Tensor:
@@ -284,7 +290,7 @@ class Mamba3(Mixer):
         o = self._scan(flow, None, None)
         if self.mimo_o is None:
             return flow.x, o[:, :, 0]
-        summed = (o * self.mimo_o.to(o.dtype).transpose(0, 1)).sum(2)
+        summed = (o * _by_rank(self.mimo_o, o.dtype)).sum(2)
         return flow.x.flatten(2)[..., None], summed.flatten(2)[..., None]
 
     def recipe(self) -> dict[str, ParameterRecipe]:
@@ -317,10 +323,6 @@ class Mamba3(Mixer):
         return self.inner * K * max(itemsize, 4) + self.heads * self.angles * 8 + last * itemsize
 
 
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate the first pairs of neighbouring channels of [B, T, R, H, K] by [B, T, 1, H, angles]."""
-    dims = 2 * cos.shape[-1]
-    pairs, rest = x[..., :dims].unflatten(-1, (-1, 2)), x[..., dims:]
-    first, second = pairs.unbind(-1)
-    turned = torch.stack([first * cos - second * sin, first * sin + second * cos], dim=-1)
-    return torch.cat([turned.flatten(-2), rest.expand(*turned.shape[:4], -1)], dim=-1)
+def _by_rank(weights_HRV: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return weights [R, H, V] for tensors of the same order: a transposed view would turn the layout of products."""
+    return weights_HRV.to(dtype).transpose(0, 1).contiguous()

@@ -198,11 +198,11 @@ class Ops:
         self.recurrence((decay + WRITE + READ) * state_of(k, v))
         return like(v, q, k, log_decay), None
 
-    def ssd_mimo(self, q, k, v, log_decay, strengths, **_):
+    def ssd_mimo(self, q, k, v, steps, heads, **_):
         # One decay of the state for all writes and reads of a token.
         ranks = v.shape[2]
         self.recurrence((DECAY + ranks * (WRITE + READ)) * state_of(k, v) // ranks)
-        return like(v, q, k, log_decay, *strengths), None
+        return like(v, q, k, *steps, *heads), None
 
     def delta_rule(self, q, k, v, beta, log_decay, **_):
         recall, decay = READ, 0 if log_decay is None else DECAY

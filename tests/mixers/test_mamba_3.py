@@ -1,6 +1,7 @@
 """Mamba-3: the paper's recurrence token by token, identity with Mamba-2, published sizes."""
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -159,3 +160,18 @@ def test_on_a_gpu_neither_queries_nor_keys_of_heads_are_kept(rank: int, how: str
     truth = torch.autograd.grad(expected.sin().sum(), leaves)
     for one, other in zip((found, *grads), (expected, *truth), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("rank", [1, 3])
+def test_compiled_code_trains_under_autocast(rank: int):
+    """Its backward pass counts on how the results of products lie in memory."""
+    mixer, u = build(rank=rank).float(), inputs().float()
+
+    def gradients(run: Callable[[Tensor], Tensor]) -> tuple[Tensor, ...]:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            y = run(u)
+        return torch.autograd.grad(y.float().sin().sum(), list(mixer.parameters()))
+
+    compiled = torch.compile(mixer, backend="aot_eager", fullgraph=True)
+    for one, other in zip(gradients(compiled), gradients(mixer), strict=True):
+        torch.testing.assert_close(one, other, rtol=0.05, atol=0.05 * float(other.abs().max()))

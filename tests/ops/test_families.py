@@ -125,6 +125,7 @@ def test_what_a_gpu_cannot_launch_runs_elsewhere(monkeypatch: pytest.MonkeyPatch
             "long_convolution": (per_channel, None),
             "selective_scan": (per_channel,),
             "ssd": (x, x),
+            "ssd_mimo": (x[:, :, None], x[:, :, None]),
             "taylor_attention": (x, x, *nothing),
             "top1_chunk_step": (x[:, :1], 128),
             "wkv4": (per_channel,),
@@ -135,6 +136,7 @@ def test_what_a_gpu_cannot_launch_runs_elsewhere(monkeypatch: pytest.MonkeyPatch
         return {place for place, reason in found.items() if reason is not None and "at most 65,535 programs" in reason}
 
     kernels = {("delta_rule", "triton_kernels"), ("long_convolution", "triton_kernels"), ("ssd", "triton_kernels")}
+    kernels |= {("ssd_mimo", "triton_chunks"), ("ssd_mimo", "triton_positions")}
     kernels |= {(op, "triton_chunks") for op in ("channel_delta_rule", "wkv6", "wkv7")}
     rows = {("selective_scan", "triton_kernels"), ("wkv4", "triton_kernels"), ("top1_chunk_step", "triton_step")}
     heads = {(op, "triton_kernels") for op in ("forgetting_attention", "taylor_attention")}

@@ -23,7 +23,8 @@ from basecap.ops.long_convolution import long_convolution
 from basecap.ops.selective_scan import selective_scan
 from basecap.ops.short_convolution import short_convolution
 from basecap.ops.ssd import reference as ssd_reference
-from basecap.ops.ssd import ssd, ssd_mimo
+from basecap.ops.ssd import ssd
+from basecap.ops.ssd_mimo import Strengths, ssd_mimo
 from basecap.ops.taylor_attention import taylor_attention, taylor_state
 from basecap.ops.wkv4 import wkv4
 from basecap.ops.wkv6 import wkv6
@@ -63,10 +64,10 @@ wkv7_inputs = {"r_BTHK": q, "log_decay_BTHK": decays, "k_BTHK": k, "v_BTHV": v, 
 per_head = "state_BHKV", (B, H, K, V)
 
 
-def mimo(q_BTRHK, k_BTRHK, v_BTRHV, log_decay_BTH, now_BTH, kept_BTH, *, state_BHKV=None, segments=None):
-    """The strengths of `ssd_mimo` are a pair."""
-    strengths = (now_BTH, kept_BTH)
-    return ssd_mimo(q_BTRHK, k_BTRHK, v_BTRHV, log_decay_BTH, strengths, state_BHKV=state_BHKV, segments=segments)
+def mimo(q_BTRGK, k_BTRGK, v_BTRHV, log_decay_BTH, now_BTH, kept_BTH, *, state_BHKV=None, segments=None):
+    """Log decays and strengths of `ssd_mimo` are one argument."""
+    strengths = Strengths(log_decay_BTH, now_BTH, kept_BTH)
+    return ssd_mimo(q_BTRGK, k_BTRGK, v_BTRHV, strengths, state_BHKV=state_BHKV, segments=segments)
 
 
 CASES = {
@@ -108,8 +109,8 @@ CASES = {
     "ssd mimo": Case(
         mimo,
         {
-            "q_BTRHK": q[:, :, None],
-            "k_BTRHK": k[:, :, None],
+            "q_BTRGK": q[:, :, None],
+            "k_BTRGK": k[:, :, None],
             "v_BTRHV": v[:, :, None],
             "log_decay_BTH": -beta,
             "now_BTH": beta,

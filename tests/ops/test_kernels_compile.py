@@ -28,6 +28,7 @@ from basecap.ops.long_convolution import long_convolution
 from basecap.ops.selective_scan import selective_scan
 from basecap.ops.short_convolution import short_convolution
 from basecap.ops.ssd import ssd
+from basecap.ops.ssd_mimo import Heads, Strengths, ssd_mimo
 from basecap.ops.taylor_attention import taylor_attention
 from basecap.ops.taylor_attention.triton_kernels import operators as taylor_operators
 from basecap.ops.token_choice import choose_by_index, choose_by_mass, index_divergence
@@ -42,6 +43,8 @@ from tests.ops._cards import pretend, stop_at_llvm
 SPILLED = {("attend_bwd_kernel", 128): 60}
 #: The module whose kernels must not multiply by wgmma; the op's README says why.
 WITHOUT_WGMMA = "basecap.ops.channel_delta_rule.triton_chunks"
+#: The module whose kernels must not spill registers: one that did between products by wgmma was wrong on a GPU.
+WITHOUT_SPILLS = "basecap.ops.ssd_mimo.triton_chunks"
 
 B, T, H = 2, 256, 4
 
@@ -141,6 +144,20 @@ def launch_ssd(dtype: torch.dtype) -> None:
     (K, V), heads = (128, 64) if dtype == torch.bfloat16 else (16, 16), 16
     q, k, v = leaf(B, T, 1, K, dtype=dtype), leaf(B, T, 1, K, dtype=dtype), leaf(B, T, heads, V, dtype=dtype)
     train(partial(ssd, backend="triton"), q, k, v, leaf(B, T, heads), state_BHKV=leaf(B, heads, K, V))
+
+
+def launch_ssd_mimo(dtype: torch.dtype) -> None:
+    (K, V), heads = (128, 64) if dtype == torch.bfloat16 else (16, 16), 16
+
+    def op(v: Tensor, q: Tensor, k: Tensor, *rest: Tensor, **history: Tensor) -> tuple[Tensor, ...]:
+        return ssd_mimo(q, k, v, Strengths(*rest[:3]), heads=Heads(*rest[3:]), backend="triton", **history)
+
+    for R in (4, 1) if dtype == torch.bfloat16 else (4,):  # programs of four warps, and of eight
+        # Queries and keys are wider than values, as in Mamba-3.
+        q, k, v = leaf(B, T, R, 1, K), leaf(B, T, R, 1, K), leaf(B, T, R, heads, V, dtype=dtype)
+        per_head = [leaf(B, T, heads) for _ in range(3)]
+        biases = [leaf(heads, R, K) for _ in range(2)]
+        train(op, v, q, k, *per_head, *biases, leaf(B, T, heads, K // 4), state_BHKV=leaf(B, heads, K, V))
 
 
 def launch_taylor_attention(dtype: torch.dtype) -> None:
@@ -273,8 +290,11 @@ def wrong(kernel: Any, compiled: Any, options: dict) -> str:
 
 def wrong_in_the_end(kernel: Any, compiled: Any, options: dict) -> str:
     """Return what is wrong with the code of a kernel, also in what the assembler made of it, or ""."""
-    if found := unwritten(disassemble(compiled.asm["cubin"])):
+    code = disassemble(compiled.asm["cubin"])
+    if found := unwritten(code):
         return f"reads a register that nothing has written: {found[0]}"
+    if kernel.__module__.startswith(WITHOUT_SPILLS) and "LDL" in code:
+        return "spills registers"
     return wrong(kernel, compiled, options)
 
 

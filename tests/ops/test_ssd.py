@@ -8,7 +8,7 @@ from torch import Tensor
 
 from basecap.errors import ConfigError
 from basecap.ops._dispatch import interpreted
-from basecap.ops.ssd import eager, reference, ssd, ssd_mimo
+from basecap.ops.ssd import eager, reference, ssd
 from basecap.testing.marks import requires_gpu
 from basecap.testing.tolerance import assert_as_accurate
 
@@ -206,31 +206,3 @@ def test_states_too_large_for_the_kernels_are_refused():
     q, k, v, log_decay, _ = inputs(1, 4, 1, 1, 300, 40, dtype=torch.float32)
     with pytest.raises(ConfigError, match="300 x 40"):
         ssd(q, k, v, log_decay, backend="triton")
-
-
-@pytest.mark.parametrize("R", [1, 3])
-@pytest.mark.parametrize("segmented", [False, True])
-def test_several_writes_and_reads_equal_the_definition(R: int, segmented: bool):
-    B, T, H, K, V = 2, 50, 2, 4, 3
-    generator = torch.Generator().manual_seed(R)
-    shapes = [(B, T, R, H, K), (B, T, R, H, K), (B, T, R, H, V), (B, T, H), (B, T, H), (B, T, H), (B, H, K, V)]
-    draw = [torch.randn(shape, generator=generator, dtype=torch.float64).requires_grad_() for shape in shapes]
-    segments, found = packed(B, T) if segmented else None, []
-    for run in (ssd_mimo, reference.ssd_mimo):
-        q, k, v, rate, now, kept, state = draw
-        outputs = run(q, k, v, -rate.square(), (now, kept), state_BHKV=state, segments=segments)
-        found.append([*outputs, *torch.autograd.grad([part.square().sum() for part in outputs], draw)])
-    for ours, theirs in zip(*found, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
-
-
-def test_mimo_refuses_shapes_that_do_not_match():
-    q, v, decay = torch.zeros(1, 4, 3, 2, 5), torch.zeros(1, 4, 3, 2, 6), torch.zeros(1, 4, 2)
-    with pytest.raises(
-        ConfigError, match=r"q \(1, 4, 3, 2, 5\) and k \(1, 4, 3, 2, 6\) must both be \[B, T, R, H, K\]"
-    ):
-        ssd_mimo(q, v, v, decay, (decay, decay))
-    with pytest.raises(ConfigError, match=r"v \(1, 4, 2, 2, 6\) must be \[B, T, R, H, V\] with .* = \(1, 4, 3, 2\)"):
-        ssd_mimo(q, q, v[:, :, :2], decay, (decay, decay))
-    with pytest.raises(ConfigError, match=r"kept \(1, 4, 1\) must be \[B, T, H\] = \(1, 4, 2\)"):
-        ssd_mimo(q, q, v, decay, (decay, decay[..., :1]))

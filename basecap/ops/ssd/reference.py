@@ -27,31 +27,6 @@ def ssd(
     return torch.stack(outputs, dim=1), state
 
 
-def ssd_mimo(
-    q_BTRHK: Tensor,
-    k_BTRHK: Tensor,
-    v_BTRHV: Tensor,
-    log_decay_BTH: Tensor,
-    strengths: tuple[Tensor, Tensor],
-    state_BHKV: Tensor | None = None,
-    segments: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Return outputs [B, T, R, H, V] and the final state [B, H, K, V]; see `basecap.ops.ssd.ssd_mimo`."""
-    B, T, _, H, V = v_BTRHV.shape
-    state = v_BTRHV.new_zeros(B, H, q_BTRHK.shape[4], V) if state_BHKV is None else state_BHKV
-    now, kept = (strength[..., None, None] for strength in strengths)
-    outputs = []
-    for t in range(T):
-        decay = torch.exp(log_decay_BTH[:, t])
-        if segments is not None and t > 0:
-            decay = decay * (segments[:, t] == segments[:, t - 1])[:, None]
-        old = decay[..., None, None] * state
-        written = torch.einsum("brhk,brhv->bhkv", k_BTRHK[:, t], v_BTRHV[:, t])
-        outputs.append(torch.einsum("brhk,bhkv->brhv", q_BTRHK[:, t], old + now[:, t] * written))
-        state = old + kept[:, t] * written
-    return torch.stack(outputs, dim=1), state
-
-
 def factors(q_BTHK: Tensor, k_BTHK: Tensor, log_decay_BTH: Tensor) -> Tensor:
     """Return [B, H, T, T], q_t . k_s prod_{s<r<=t} decay_r, whose upper triangle means nothing."""
     B, T, H = log_decay_BTH.shape
