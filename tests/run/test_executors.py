@@ -40,8 +40,9 @@ def test_what_is_finished_takes_no_place_from_what_is_not(study_file, tmp_path, 
     taken = []
 
     class Worker:
-        def __init__(self, start, pools):
-            self.device = pickle.loads(start)[1].device
+        def __init__(self, start, place, pools):
+            self.device = self.place = pickle.loads(start)[1].device
+            assert place == self.device
 
         def take(self, job, spec):
             taken.append((spec.name, spec.seed, self.device))
@@ -139,8 +140,8 @@ def test_a_trial_step_chooses_how_many_runs_share_a_gpu(study_file, tmp_path, mo
     steps, widths, starts = [], [], []
 
     class Worker:
-        def __init__(self, start, pools):
-            self.start = pickle.loads(start)[1]
+        def __init__(self, start, place, pools):
+            self.start, self.place = pickle.loads(start)[1], place
             starts.append(self.start)
 
         def take(self, job, spec):
