@@ -8,7 +8,7 @@ import typer
 
 from basecap.cli.options import log
 from basecap.cli.output import console, print_sentence, print_table
-from basecap.errors import BasecapError
+from basecap.errors import BasecapError, ConfigError
 
 if TYPE_CHECKING:
     from basecap.records import RunInfo
@@ -18,10 +18,15 @@ if TYPE_CHECKING:
 def report_runs(infos: Sequence["RunInfo"], directory: Path) -> None:
     """Write the report of a study that was trained; exit with code 1 where an architecture failed."""
     failed_runs = {(info.name, info.seed) for info in infos if info.status == "failed"}
+    later = f"The runs are stored; `basecap report {directory}` writes the report."
     try:
         made = print_report([directory], directory, reported=failed_runs)
     except BasecapError as error:
-        raise type(error)(f"{error} The runs are stored; `basecap report {directory}` writes the report.") from error
+        raise type(error)(f"{error} {later}") from error
+    except ImportError as error:  # of a library that only reports need
+        raise ConfigError(
+            f"the report needs a library that cannot be imported ({error}); install it. {later}"
+        ) from error
     failures = [failure.name for study in made.studies for failure in study.failures]
     asked = {info.name for info in infos}  # failures of earlier commands do not count
     failed = [name for name in failures if name in asked]

@@ -225,6 +225,9 @@ def test_what_a_report_lacks_does_not_end_a_run_in_a_crash(study_file, tmp_path,
         f"error: cannot write {records.path / 'results.json'}: the disk is full; free disk space or give another "
         f"directory. The runs are stored; `basecap report {records.path}` writes the report."
     )
+    monkeypatch.setattr("basecap.report.write_report", Mock(side_effect=ImportError("No module named 'scipy'")))
+    code, printed, err = basecap("run", study_file, "--out", records.path)
+    assert code == 2 and "(No module named 'scipy'); install it. The runs are stored; `basecap report " in err
 
 
 def test_a_terminal_that_knows_ascii_alone_is_answered(monkeypatch):
