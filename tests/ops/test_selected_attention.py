@@ -1,9 +1,8 @@
 """Attention to chosen blocks of keys against its definition in float64; tiles that no query has chosen are left out."""
 
-import shutil
-
 import pytest
 import torch
+from torch._higher_order_ops.flex_attention import flex_attention
 
 from basecap.errors import ConfigError
 from basecap.ops.attention import attention
@@ -78,10 +77,8 @@ def test_tiles_of_the_kernel_are_those_that_a_query_has_chosen():
     assert mask.full_kv_num_blocks.sum() == 0  # every tile asks
 
 
-@pytest.mark.skipif(shutil.which("g++") is None, reason="the compiler of code for a CPU")
-@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # the compiler's own
-def test_a_choice_made_by_scatter_in_compiled_code_is_read():
-    """One tile, as FlexAttention lists several wrongly on a CPU."""
+def test_in_compiled_code_the_mask_refers_to_a_copy_of_the_choice():
+    """Inductor would read a choice made by scatter without what was written; `mixers/test_nsa.py` runs its code."""
     *heads, chosen, blocks = (x.detach() for x in inputs(128, 32, K=16, dtype=torch.float32))
     places = chosen.int().argsort(dim=-1, descending=True, stable=True)
 
@@ -89,10 +86,15 @@ def test_a_choice_made_by_scatter_in_compiled_code_is_read():
         chosen = torch.zeros_like(exists).scatter(-1, places, exists)
         return flex_kernels.attention(q, k, v, chosen, blocks, 0.25, None)
 
+    graphs = list[torch.fx.GraphModule]()
     torch.compiler.reset()
     with torch.no_grad():
-        found = torch.compile(attend, fullgraph=True)(*heads, places, chosen.gather(-1, places), blocks)
+        run = torch.compile(attend, fullgraph=True, backend=lambda graph, inputs: graphs.append(graph) or graph)
+        found = run(*heads, places, chosen.gather(-1, places), blocks)
     torch.testing.assert_close(found, reference.attention(*heads, chosen, blocks, 0.25))
+    (called,) = (node for node in graphs[0].graph.nodes if node.target is flex_attention)
+    operators = {node.target for node in called.args[-1] if node.op == "call_function"}
+    assert operators == {flex_kernels.copy_choice.overload}
 
 
 @pytest.mark.parametrize(
