@@ -189,7 +189,7 @@ def test_grouped_heads_equal_repeated_ones():
 def test_combined_options_conform(options, monkeypatch):
     # `test_conformance.py` proves the layer on long sequences; here they are longer than any window.
     monkeypatch.setattr("basecap.testing._initialisation.DEPTHS", (12, 24))
-    report = check_mixer("transformer++", options={"heads": 4, **options}, length=70, longest=0)
+    report = check_mixer("transformer++", options={"heads": 4, **options}, length=40, longest=0)
     assert report.checks
     report.raise_failures()
 

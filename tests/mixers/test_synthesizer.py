@@ -51,7 +51,8 @@ def _as_weight(table):
 
 @pytest.mark.parametrize("constant", ["k", "qk"])
 def test_without_rope_conforms(constant):
-    report = check_mixer("transformer++ random k", options={"constant": constant, "position": "none"})
+    options = {"constant": constant, "position": "none"}
+    report = check_mixer("transformer++ random k", options=options, length=70, longest=0)
     assert report.checks
     report.raise_failures()
 
