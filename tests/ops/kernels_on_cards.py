@@ -16,8 +16,6 @@ from basecap.errors import ConfigError
 from basecap.ops import recorded
 from basecap.ops._dispatch import ALSO, TRITON
 
-#: What an op is called in the table, where that is not the name of its launch without "launch_".
-NAMES = {"more_top1_chunk": "top1_chunk"}
 HEAD = """# Kernels on other cards
 
 Compiled for each card as the op launches them there, in bfloat16, not run: what an op runs, and the most shared
@@ -56,8 +54,7 @@ def compile_all(card: str) -> dict[str, list[dict]]:
 
     ops, rows = [], []
     for launch in LAUNCHES:
-        op = launch.__name__.removeprefix("launch_")
-        op, refused = NAMES.get(op, op), ""
+        op, refused = launch.__name__.removeprefix("launch_").removeprefix("more_"), ""
         with recorded() as ran:
             try:
                 launch(torch.bfloat16)

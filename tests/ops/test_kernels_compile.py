@@ -236,23 +236,37 @@ def launch_wkv4(dtype: torch.dtype) -> None:
 
 
 def launch_wkv6(dtype: torch.dtype) -> None:
+    launch_widths(dtype, [128, 130])  # values in two parts, and the recurrence
+
+
+def launch_more_wkv6(dtype: torch.dtype) -> None:
+    """Launch what takes the values in one part."""
+    launch_widths(dtype, [64 if dtype == torch.bfloat16 else 16])
+
+
+def launch_widths(dtype: torch.dtype, widths: list[int]) -> None:
+    """Launch the kernels of `wkv6` with so many channels of values."""
     K = 64 if dtype == torch.bfloat16 else 16
-    for V in (K, 128, 130):  # by chunks, values in two parts, and the recurrence
+    for V in widths:
         r, k, v = (leaf(B, T, H, width, dtype=dtype) for width in (K, K, V))
         train(wkv6, r, k, v, leaf(B, T, H, K), leaf(H, K), state_BHKV=leaf(B, H, K, V))
 
 
-def launch_wkv7(dtype: torch.dtype) -> None:
+def launch_wkv7(dtype: torch.dtype, op: Callable[..., tuple[Tensor, ...]] = wkv7_bounded) -> None:
     r, k, v, a, b = (leaf(B, T, H, 64, dtype=dtype) for _ in range(5))
-    for op in (wkv7, wkv7_bounded):
-        train(op, r, leaf(B, T, H, 64), k, v, a, b, state_BHKV=leaf(B, H, 64, 64))
+    train(op, r, leaf(B, T, H, 64), k, v, a, b, state_BHKV=leaf(B, H, 64, 64))
+
+
+def launch_more_wkv7(dtype: torch.dtype) -> None:
+    """Launch the recurrence, whose kernels `channel_delta_rule` launches as well."""
+    launch_wkv7(dtype, wkv7)
 
 
 #: By the part that launches them; "all" has all.
 LAUNCHES = {
-    function: {launch_top1_chunk: "top1_chunk", launch_more_top1_chunk: "by hand"}.get(function, "others")
+    function: "by hand" if "_more_" in name else "top1_chunk" if function is launch_top1_chunk else "others"
     for name, function in sorted(globals().items())
-    if name.startswith("launch_") and function is not launch_settings
+    if name.startswith("launch_") and function not in (launch_settings, launch_widths)
 }
 
 #: By another card the launches that the suite has for it; `kernels_on_cards` has all.
