@@ -15,10 +15,18 @@ from basecap.mixers import ARCHITECTURES
 from basecap.models.config import model_config
 from basecap.models.generate import generate
 from basecap.models.language_model import LanguageModel
-from tests._architectures import distinct_models
+from tests._architectures import one_of_each_kind
 
 VOCAB, END = 50, 0
 LENGTHS = (3, 9, 6)
+#: One of each kind, and what reads positions or earlier tokens in other ways.
+NAMES = [
+    *one_of_each_kind(),
+    "transformer++ alibi",
+    "transformer++ window",
+    "gated-deltanet canon",
+    "transformer++ ngram",
+]
 
 
 def config_of(name: str) -> BasecapConfig:
@@ -53,7 +61,7 @@ def padded(rows: list[Tensor], side: str) -> tuple[Tensor, Tensor]:
     return tokens, mask
 
 
-@pytest.mark.parametrize("name", distinct_models())
+@pytest.mark.parametrize("name", NAMES)
 @torch.no_grad()
 def test_a_loaded_model_is_the_saved_one_whatever_pads_its_rows(name: str, tmp_path: Path):
     ours, loaded = exported(name, tmp_path)
