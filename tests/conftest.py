@@ -38,6 +38,7 @@ def pytest_collection_finish() -> None:
     importlib.import_module("torch._dynamo")  # which tests of compiled code import in the end
     gc.collect()
     gc.freeze()
+    gc.set_threshold(20_000, 20)  # by default it would search ten times as often, and find as little
     gc.enable()
 
 
