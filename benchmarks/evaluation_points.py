@@ -8,6 +8,7 @@ with the others. Only numbers of one call can be compared, as machines and momen
 """
 
 import argparse
+import hashlib
 import json
 import statistics
 import sys
@@ -120,6 +121,12 @@ def point(model: LanguageModel, evaluations: Sequence[Evaluation], context: Cont
         return {found.declaration.name: found.run(model.eval(), context) for found in evaluations}
 
 
+def digest(outcomes: dict[str, Outcome]) -> str:
+    """Return a hash of all bits of what was measured, to compare two versions of the code on one machine."""
+    values = [found.value for outcome in outcomes.values() for found in outcome.measurements]
+    return hashlib.sha256(np.array(values).tobytes()).hexdigest()[:16]
+
+
 def measure(run: RunSpec, data: Text, device: torch.device) -> dict[str, Any]:
     """Return the seconds of one architecture."""
     placement = DevicePlacement.choose(device, Processes(), run.train.precision)
@@ -146,6 +153,7 @@ def measure(run: RunSpec, data: Text, device: torch.device) -> dict[str, Any]:
         for name in plain
         for ours, theirs in zip(compiled[name].measurements, plain[name].measurements, strict=True)
     )
+    row["compiled losses"] = digest(compiled)
     for found in evaluations:
         row[f"{found.declaration.name} compiled s"] = seconds(partial(point, model, [found], context), ROUNDS, device)
     if device.type == "cuda":

@@ -32,6 +32,16 @@ def total(x: Tensor, added: Tensor | None) -> Tensor:
     return x if added is None else x + added
 
 
+def nothing_added(x: Tensor) -> Tensor:
+    """Return zeros like what blocks add, in autocast's dtype where that is on.
+
+    With them the first block runs the compiled code of the others.
+    """
+    device = x.device.type
+    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+    return torch.zeros_like(x, dtype=dtype)
+
+
 @dataclass(kw_only=True)
 class BlockCache:
     """The decoding state of one block: its mixer's and its feed-forward layer's."""

@@ -20,6 +20,7 @@ from basecap.models.blocks import (
     Stream,
     gather_auxiliary,
     names_of_auxiliary,
+    nothing_added,
     through,
     total,
 )
@@ -318,8 +319,9 @@ class LanguageModel(nn.Module):
         check_devices({"tokens": tokens_BT, "segments": segments_BT})
         if self.decoder is not None and segments_BT is not None:
             raise ConfigError("a model with a decoder reads one sequence per row; leave out segments.")
-        x, added = self._embed(tokens_BT, segments_BT), None
-        shared: dict[str, Tensor] = {}
+        x, shared = self._embed(tokens_BT, segments_BT), dict[str, Tensor]()
+        alike = self.compiled and blocks is self._training_blocks and not torch.is_grad_enabled()
+        added = nothing_added(x) if alike and len(blocks) > 1 else None
         selective = self.checkpointing == "selective"
         recomputed = self.checkpointing and torch.is_grad_enabled() and not (selective and self.compiled)
         for block in blocks:

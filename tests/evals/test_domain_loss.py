@@ -14,6 +14,7 @@ from basecap.evals import Context, build_evaluation
 from basecap.evals._passes import pass_lengths
 from basecap.evals._token_classes import token_classes
 from basecap.evals.domain_loss import _bytes, windows_of
+from basecap.models.config import model_config
 from basecap.models.language_model import LanguageModel
 from basecap.records.token_classes import CLASSES, COPIED, MISLED, NEW, loss_metric
 from basecap.testing.trained_model import find_leaks
@@ -145,16 +146,19 @@ def test_a_compiled_model_compiles_each_length_once_and_has_the_same_losses(cont
     monkeypatch.setattr("basecap.evals._passes.SHORTEST", 8)
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
     evaluations = [build_evaluation({name: {"tokens_per_batch": 96}}) for name in ("domain-loss", "copying")]
-    plain = [evaluation.run(model.eval(), context) for evaluation in evaluations]
-    own = LanguageModel(model.config).initialise(0).eval()
+    sizes = {"vocab": model.config.vocab, "max_length": model.config.max_length}
+    own = LanguageModel(model_config("transformer++", hidden=16, layers=3, **sizes)).initialise(0).eval()
+    plain = [evaluation.run(own, context) for evaluation in evaluations]
     own.compile_training()
+    frames = torch._dynamo.utils.counters["frames"]
+    begun = frames["ok"]
     with torch.no_grad():
         evaluations[0].trial(own, context)
-    frames = torch._dynamo.utils.counters["frames"]
     before = frames["ok"]
     compiled = [evaluation.run(own, context) for evaluation in evaluations]
     assert find_leaks(own, evaluations[0], context, 0, whole=False).leaks == ""
-    assert before >= 4 and frames["ok"] == before  # a block and the loss, for each length
+    # the code of all blocks, and the loss, for each of two lengths
+    assert before == begun + 4 and frames["ok"] == before
     for found, expected in zip(compiled, plain, strict=True):
         values = [[measurement.value for measurement in outcome.measurements] for outcome in (found, expected)]
         assert values[0] == pytest.approx(values[1], rel=1e-5)
