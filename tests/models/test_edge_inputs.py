@@ -6,7 +6,7 @@ from torch import Tensor
 
 from basecap.models.config import LayerConfig, model_config
 from basecap.models.language_model import LanguageModel
-from tests._architectures import distinct_models
+from tests._architectures import distinct_models, one_of_each_kind
 
 VOCAB = 61
 #: Of a length of some chunks, and on the grid of none.
@@ -74,7 +74,7 @@ def test_padding_teaches_nothing(name: str):
     assert all((grad == 0).all() for grad in gradients(model, nothing).values())
 
 
-@pytest.mark.parametrize("name", distinct_models())
+@pytest.mark.parametrize("name", [*one_of_each_kind(), "gated-deltanet canon", "transformer++ ngram"])
 def test_an_empty_batch_stays_empty(name: str):
     model, nobody = small(name), draw(0, 5)
     assert model.logits(nobody).shape == model.logits(nobody, nobody).shape == (0, 5, VOCAB)
