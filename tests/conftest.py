@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import torch
 import yaml
 
 from tests.small_study import small_study
@@ -20,17 +19,19 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 #: How addresses and names of this machine begin.
 LOCAL = ("127.", "::1", "localhost")
 
-if not torch.cuda.is_available():  # Triton reads this when it is imported, which the first test module does
-    os.environ["TRITON_INTERPRET"] = "1"
 os.environ["HF_UPDATE_DOWNLOAD_COUNTS"] = "false"  # else datasets reports to its hub that it read a local file
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell starts commands in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-import tests._architectures  # noqa: E402, F401  before a test registers an architecture
-
-gc.disable()  # while tests are collected, see below
+def pytest_collection() -> None:
+    """Import what all tests need, which the process that only hands them out to others does not: it takes seconds."""
+    gc.disable()  # while tests are collected, see below
+    torch = importlib.import_module("torch")
+    if not torch.cuda.is_available():  # Triton reads this when it is imported, which the first test module does
+        os.environ["TRITON_INTERPRET"] = "1"
+    importlib.import_module("tests._architectures")  # before a test registers an architecture
 
 
 def pytest_collection_finish() -> None:
@@ -75,6 +76,7 @@ def hermetic(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[object]]:
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> None:
     """Keep parallel test processes from fighting over the cores."""
+    torch = importlib.import_module("torch")
     torch.set_num_threads(1)
 
 
