@@ -7,8 +7,8 @@ be imported, in its `launch`, and
     RUNS: str               its name in logs and in run.json, "Triton kernels"
     BACKEND: str | None     the `backend` that selects it; None: only "auto" does
     REPEATS: bool           left out, True: whether it gives the same bits twice, once PyTorch is deterministic
-    UNTRIED: bool           left out, False: whether its tests have not passed on a GPU; "auto" then leaves it out
     supports(*given)        why it cannot run on these tensors, or None
+    untried(*given)         may be left out: why "auto" does not take it though it can run, or None
 
 The first family that supports the tensors runs; after `torch.use_deterministic_algorithms(True)`, that repeats itself.
 """
@@ -194,11 +194,6 @@ def deterministic() -> bool:
     return torch.are_deterministic_algorithms_enabled()
 
 
-def _untried(family: ModuleType) -> str | None:
-    """Return why "auto" does not take a family whose kernels have not passed their tests on a GPU, or None."""
-    return "they have not passed their tests on a GPU" if getattr(family, "UNTRIED", False) else None
-
-
 def _varies(family: ModuleType) -> str | None:
     """Return why a family cannot run where the same bits are asked for twice, or None."""
     if getattr(family, "REPEATS", True) or not deterministic():
@@ -243,7 +238,9 @@ def choose(
         # Triton's interpreter takes tensors of the CPU, but only if it is asked to.
         avoided = backend == "auto" and family.BACKEND == "triton"
         reason = (_off_the_gpu(x) if avoided else None) or family.supports(*given) or (slower if avoided else None)
-        reason = reason or (_untried(family) if avoided else None) or _varies(family)
+        if avoided and reason is None and hasattr(family, "untried"):
+            reason = family.untried(*given)
+        reason = reason or _varies(family)
         if reason is None:
             if backend != "eager" and x.dtype != torch.float64:
                 note(op, family.RUNS, _join_refusals(refused, last=family.BACKEND == "eager"))

@@ -243,3 +243,16 @@ def test_tolerance_compares_with_plain_pytorch():
     spike[3] = float("nan")
     with pytest.raises(AssertionError, match="not finite"):
         assert_as_accurate("x", spike, plain, exact)
+
+
+@pytest.mark.parametrize("largest", [1.0, 2.0**-20])  # the second is below float16's smallest normal number
+def test_two_units_in_the_last_place_of_the_largest_number_are_allowed(largest: float):
+    numbers = torch.finfo(torch.float16)
+    exact = torch.full((1_000_000,), largest, dtype=torch.float16)
+    last = max(largest, numbers.tiny) * numbers.eps
+    value = exact.clone()
+    value[0] += 2 * last
+    assert_as_accurate("x", value, exact, exact)
+    value[0] += last
+    with pytest.raises(AssertionError, match="at its worst place"):
+        assert_as_accurate("x", value, exact, exact)

@@ -7,7 +7,7 @@ from basecap.ops._recurrence.blocks import starts
 from basecap.ops._transforms import refuse_transforms
 from basecap.ops.channel_delta_rule.triton_chunks import operators
 
-RUNS, BACKEND, UNTRIED = "Triton kernels by chunks", "triton", True
+RUNS, BACKEND = "Triton kernels by chunks", "triton"
 
 #: The most channels per head, of keys and of values, and the shared memory that a program takes.
 WIDEST, SHARED = 128, 128 * 1024

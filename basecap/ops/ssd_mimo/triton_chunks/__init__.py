@@ -9,7 +9,7 @@ from basecap.ops._transforms import refuse_transforms
 from basecap.ops.ssd_mimo.inputs import Heads, Strengths
 from basecap.ops.ssd_mimo.triton_chunks import operators
 
-RUNS, BACKEND, UNTRIED = f"{TRITON} by chunks", "triton", True
+RUNS, BACKEND = f"{TRITON} by chunks", "triton"
 
 #: Rows of a chunk: writes, or reads, of its tokens.
 BR = 64
@@ -31,6 +31,15 @@ def supports(v_BTRHV: Tensor, q_BTRGK: Tensor) -> str | None:
     # The largest kernel holds rows of queries or keys and of values, pairs of rows, and a block of a state.
     shared = itemsize * (BR * CHANNELS + BR * block_of(V) + BR * BR + CHANNELS * block_of(V))
     return unsupported_by_triton(v_BTRHV, shared=shared, programs=max(B, -(-T // tokens_per_chunk(R))))
+
+
+def untried(v_BTRHV: Tensor, q_BTRGK: Tensor) -> str | None:
+    """Return why "auto" does not take these kernels, or None."""
+    if v_BTRHV.dtype == torch.float32:
+        return "they have not passed their tests in float32 on a GPU"
+    if v_BTRHV.shape[2] == 1:
+        return "their speed with one write of a token has not been measured"
+    return None
 
 
 def tokens_per_chunk(R: int) -> int:

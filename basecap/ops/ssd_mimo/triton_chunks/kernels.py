@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 
 from basecap.ops._recurrence.kernels_tiles import numbered_state
+from basecap.ops.kernels_shared import add_product
 
 
 @triton.jit
@@ -149,7 +150,7 @@ def states_fwd_kernel(
         b_x = head_rows(x, bias, cos, sin, i_t, i_h, H, G, there, R, A, i_k, K, RP, BR, BK).to(b_v.dtype)
         b_added = (b_v * b_weight[:, None]).to(b_v.dtype)
         b_across = tl.load(across + (i_b * H + i_h) * M + i_m)
-        b_s = tl.dot(tl.trans(b_x), b_added, b_s * b_across, input_precision=PRECISION)
+        b_s = add_product(b_s * b_across, tl.trans(b_x), b_added, PRECISION)
     p_last, _ = numbered_state(last, i_b * H + i_h, K, V, o_k, o_v)
     tl.store(p_last, b_s, mask=m_s)
 
@@ -171,16 +172,16 @@ def output_fwd_kernel(
     for i_k in tl.range(0, tl.cdiv(K, BK), num_stages=1, disable_licm=True):
         b_q = head_rows(q, q_bias, cos, sin, i_t, i_h, H, G, there, R, A, i_k, K, RP, BR, BK).to(v.dtype.element_ty)
         b_k = head_rows(k, k_bias, cos, sin, i_t, i_h, H, G, there, R, A, i_k, K, RP, BR, BK).to(v.dtype.element_ty)
-        b_scores = tl.dot(b_q, tl.trans(b_k), b_scores, input_precision=PRECISION)
+        b_scores = add_product(b_scores, b_q, tl.trans(b_k), PRECISION)
         o_k = i_k * BK + tl.arange(0, BK)
         p_s, m_s = numbered_state(states, (i_b * M + i_m) * H + i_h, K, V, o_k, o_v)
-        b_o = tl.dot(b_q, tl.load(p_s, mask=m_s, other=0.0), b_o, input_precision=PRECISION)
+        b_o = add_product(b_o, b_q, tl.load(p_s, mask=m_s, other=0.0), PRECISION)
     seen, own = pairs(ids, i_t, o_t, m_t, False, PACKED)
     b_weights = within(coarse, fine, p_row, o_t, m_t, seen, False) * strength(kept, i_t, i_h, H, o_t, m_t)[None, :]
     b_weights = tl.where(own, strength(now, i_t, i_h, H, o_t, m_t)[:, None], b_weights) * b_scores
     p_v, m_v = channels(v, i_t, i_h, H, o_t, o_r, m_r, R, o_v, V)
     b_v = tl.load(p_v, mask=m_v, other=0.0)
     b_o *= tl.load(from_start + p_row + o_t, mask=m_t, other=0.0)[:, None]
-    b_o = tl.dot(b_weights.to(b_v.dtype), b_v, b_o, input_precision=PRECISION)
+    b_o = add_product(b_o, b_weights.to(b_v.dtype), b_v, PRECISION)
     p_o, m_o = channels(o, i_t, i_h, H, o_t, o_r, m_r, R, o_v, V)
     tl.store(p_o, b_o.to(o.dtype.element_ty), mask=m_o)

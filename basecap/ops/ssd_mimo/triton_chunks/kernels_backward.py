@@ -4,6 +4,7 @@ import triton
 import triton.language as tl
 
 from basecap.ops._recurrence.kernels_tiles import numbered_state
+from basecap.ops.kernels_shared import add_product
 from basecap.ops.ssd_mimo.triton_chunks.kernels import (
     biased_pairs,
     channels,
@@ -46,10 +47,10 @@ def values_bwd_kernel(
     for i_k in tl.range(0, tl.cdiv(K, BK), num_stages=1, disable_licm=True):
         b_q = head_rows(q, q_bias, cos, sin, i_t, i_h, H, G, there, R, A, i_k, K, RP, BR, BK).to(v.dtype.element_ty)
         b_k = head_rows(k, k_bias, cos, sin, i_t, i_h, H, G, there, R, A, i_k, K, RP, BR, BK).to(v.dtype.element_ty)
-        b_scores = tl.dot(b_k, tl.trans(b_q), b_scores, input_precision=PRECISION)
+        b_scores = add_product(b_scores, b_k, tl.trans(b_q), PRECISION)
         o_k = i_k * BK + tl.arange(0, BK)
         p_e, m_e = numbered_state(later, (i_b * M + i_m) * H + i_h, K, V, o_k, o_v)
-        b_dv = tl.dot(b_k, tl.load(p_e, mask=m_e, other=0.0), b_dv, input_precision=PRECISION)
+        b_dv = add_product(b_dv, b_k, tl.load(p_e, mask=m_e, other=0.0), PRECISION)
     p_v, m_v = channels(v, i_t, i_h, H, o_t, o_r, m_r, R, o_v, V)
     p_do, _ = channels(do, i_t, i_h, H, o_t, o_r, m_r, R, o_v, V)
     b_v = tl.load(p_v, mask=m_v, other=0.0)
@@ -62,7 +63,7 @@ def values_bwd_kernel(
     b_within = within(coarse, fine, p_row, o_t, m_t, seen, True)
     b_weights = tl.where(own, strength(now, i_t, i_h, H, o_t, m_t)[:, None], b_within * b_kept[:, None])
     b_dv *= b_kept[:, None]
-    b_dv = tl.dot((b_scores * b_weights).to(b_do.dtype), b_do, b_dv, input_precision=PRECISION)
+    b_dv = add_product(b_dv, (b_scores * b_weights).to(b_do.dtype), b_do, PRECISION)
     p_dv, _ = channels(dv, i_t, i_h, H, o_t, o_r, m_r, R, o_v, V)
     tl.store(p_dv, b_dv.to(dv.dtype.element_ty), mask=m_v)
     b_dweights = tl.dot(b_v, tl.trans(b_do), input_precision=PRECISION)

@@ -4,7 +4,7 @@ from torch import Tensor
 
 from basecap.ops._dispatch import TRITON, unsupported_by_triton
 
-RUNS, BACKEND, UNTRIED = TRITON, "triton", False
+RUNS, BACKEND = TRITON, "triton"
 
 #: The most channels of a head, and the most tokens, whose scores one program holds.
 WIDEST, LONGEST = 128, 32_768
