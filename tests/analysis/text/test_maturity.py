@@ -222,7 +222,7 @@ def test_longer_runs_are_early_first_and_mature_later(longer):
 
 
 def test_runs_of_the_reference_that_copy_late_make_a_study_early(tmp_path):
-    """Of limited-zoo after 150M tokens: two runs of the reference are past the transition, seven on average are not."""
+    """Of limited-zoo after 150M tokens: two runs of the reference are past the transition, eight on average are not."""
     archives = RESULTS / "limited-zoo-150M"
     path = unpack([archives / "records-reference-1.tar.xz", archives / "records-mamba-2.tar.xz"], tmp_path)
     late = [path / "runs" / f"transformer++-s{seed}" for seed in (2, 3)]
@@ -235,5 +235,5 @@ def test_runs_of_the_reference_that_copy_late_make_a_study_early(tmp_path):
     for run in late:
         (tmp_path / run.name).rename(run)
     (found,) = analyse([path])
-    assert found.maturity.state == "early" and found.maturity.more == pytest.approx(19e6, rel=0.05)
+    assert found.maturity.state == "early" and found.maturity.more == pytest.approx(22e6, rel=0.05)
     assert {row.verdict for row in found.comparisons if row.gap} == {"early"}
