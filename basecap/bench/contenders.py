@@ -12,7 +12,8 @@ from torch.overrides import TorchFunctionMode
 from basecap.errors import ConfigError
 from basecap.mixers import ARCHITECTURES
 from basecap.models.config import ModelConfig, model_config
-from basecap.models.language_model import LanguageModel, outline
+from basecap.models.language_model import LanguageModel
+from basecap.models.outline import outline
 from basecap.names import split_backbone
 from basecap.plan.estimate import UTILISATION, matrix_rate
 from basecap.plan.runs import model_of

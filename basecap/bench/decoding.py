@@ -11,7 +11,8 @@ from basecap.bench.contenders import Contenders, Row, entries, label
 from basecap.bench.models import measure
 from basecap.models.config import ModelConfig
 from basecap.models.decoding_speed import Load, time_alone, time_decoding
-from basecap.models.language_model import LanguageModel, outline
+from basecap.models.language_model import LanguageModel
+from basecap.models.outline import outline
 from basecap.system.environment import describe
 
 #: Nominal bytes per second of the memory, by a part of the device's name.

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from basecap.bench import peers
 from basecap.bench.contenders import Contenders, Row, compare, entries, label, with_attention
 from basecap.models.config import ModelConfig
-from basecap.models.language_model import LanguageModel, outline
+from basecap.models.language_model import LanguageModel
+from basecap.models.outline import outline
 from basecap.ops import recorded
 from basecap.system.environment import describe
 from basecap.system.progress import progress

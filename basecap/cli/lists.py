@@ -34,7 +34,7 @@ def _mixers(full: bool) -> list[dict[str, Any]]:
     """Architectures that a study compares, with parameters and decoding state."""
     from basecap.mixers import ARCHITECTURES
     from basecap.models.config import model_config
-    from basecap.models.language_model import outline
+    from basecap.models.outline import outline
 
     rows = []
     for name in sorted([*ARCHITECTURES.names(), *_in_other_backbones()]):

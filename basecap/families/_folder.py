@@ -14,7 +14,7 @@ from torch import Tensor
 from basecap.errors import ConfigError, DataError, nearest
 from basecap.families._contract import FAMILIES, ModelFile, WeightRow
 from basecap.models import LanguageModel, ModelConfig
-from basecap.models.language_model import outline
+from basecap.models.outline import outline
 from basecap.system.foreign import read_file
 
 #: Maximum number of bytes of config.json and of an index of weights.

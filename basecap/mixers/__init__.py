@@ -1,6 +1,6 @@
 """Sequence mixers: one file per architecture, found by scanning; docs/mixers.md says what a file holds."""
 
-from basecap.mixers._cache import Cache, fill_rows, step_rows
+from basecap.mixers._cache import Cache, fewer_passes, fill_rows, step_rows
 from basecap.mixers._canon import Canon
 from basecap.mixers._contract import (
     ARCHITECTURES,
@@ -62,6 +62,7 @@ __all__ = [
     "depth_ratios",
     "divide",
     "error_location",
+    "fewer_passes",
     "fill_rows",
     "generator_for",
     "hybrid",

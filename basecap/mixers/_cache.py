@@ -9,6 +9,9 @@ from torch import Tensor
 
 from basecap.errors import ConfigError
 
+#: Most tokens of a pass over prompts of different lengths.
+AT_ONCE = 65_536
+
 
 @dataclass(kw_only=True)
 class Cache:
@@ -131,30 +134,67 @@ def _step_by_length(
 
 
 def fill_rows(
-    caches: Sequence[Any], lengths: Sequence[int], fill: Callable[[list[int], list[Any]], Tensor], device: torch.device
+    caches: Sequence[Any],
+    lengths: Sequence[int],
+    read: Callable[[list[int], list[int], int, list[Any]], Tensor],
+    device: torch.device,
+    *,
+    pieces: bool = False,
 ) -> Tensor:
-    """Fill empty caches with prompts of different lengths and return what `fill` returns, in the order of `lengths`.
+    """Fill empty caches with prompts of different lengths and return what they end with, in the order of `lengths`.
 
-    The prompts of one length are read together and none is padded, so the state of each is that of the prompt alone.
+    None is padded, so the state of each is that of the prompt alone. The prompts of one length are read together. With
+    `pieces` all of them are: first as many tokens as the shortest one has, then what the others have more, in powers of
+    two, the largest first. These are few passes for any number of lengths.
 
     Args:
         caches: of a model's layers or blocks, with `take`, `put` and `set_lengths`.
         lengths: tokens of each prompt.
-        fill: takes the indices of prompts of one length and their own empty caches; returns a tensor [prompts, ...].
+        read: takes the indices of prompts, where to begin in each, how many tokens to read, and caches of their own,
+            which are empty where it begins at 0; returns a tensor [prompts, ...] of the last tokens.
         device: of the caches.
+        pieces: whether `read` can begin elsewhere than at 0.
     """
     if len(set(lengths)) == 1:
-        return fill([*range(len(lengths))], [*caches])
-    groups, outputs = _by_length(lengths), []
-    for group in groups:
-        rows = torch.tensor(group, device=device)
-        part = [cache.take(rows) for cache in caches]
-        outputs.append(fill(group, part))
+        return read([*range(len(lengths))], [0] * len(lengths), lengths[0], [*caches])
+    done, last = [0] * len(lengths), torch.empty(0)
+    passes = _pieces(lengths) if pieces else [(rows, lengths[rows[0]]) for rows in _by_length(lengths)]
+    for rows, count in passes:
+        index = torch.tensor(rows, device=device)
+        part, starts = [cache.take(index) for cache in caches], [done[row] for row in rows]
+        if any(starts):
+            _set_lengths(part, starts, device)
+        ends = read(rows, starts, count, part)
         for cache, own in zip(caches, part, strict=True):
-            cache.put(own, rows)
+            cache.put(own, index)
+        last = last if len(last) else ends.new_empty(len(lengths), *ends.shape[1:])
+        last[index] = ends
+        for row in rows:
+            done[row] += count
+    _set_lengths(caches, lengths, device)
+    return last
+
+
+def _set_lengths(caches: Sequence[Any], lengths: Sequence[int], device: torch.device) -> None:
     for cache in caches:
         cache.set_lengths(torch.tensor(lengths, device=device), max(lengths))
-    return torch.cat(outputs)[_order(groups, device)]
+
+
+def fewer_passes(lengths: Sequence[int]) -> bool:
+    """Return whether prompts of these lengths take fewer passes in pieces than length by length, see `fill_rows`."""
+    return len(_pieces(lengths)) < len(set(lengths))
+
+
+def _pieces(lengths: Sequence[int]) -> list[tuple[list[int], int]]:
+    """Return which prompts read how many tokens, pass by pass; a pass has at most `AT_ONCE` tokens or one prompt."""
+    shortest, passes = min(lengths), [([*range(len(lengths))], min(lengths))]
+    for power in reversed(range((max(lengths) - shortest).bit_length())):
+        passes.append(([row for row, length in enumerate(lengths) if (length - shortest) >> power & 1], 1 << power))
+    return [
+        (rows[first : first + max(1, AT_ONCE // count)], count)
+        for rows, count in passes
+        for first in range(0, len(rows), max(1, AT_ONCE // count))
+    ]
 
 
 def _by_length(lengths: Sequence[int]) -> list[list[int]]:

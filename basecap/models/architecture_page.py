@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from basecap.mixers import ARCHITECTURES, Architecture, ParameterRecipe, Start
 from basecap.models.backbones import BACKBONES
 from basecap.models.config import model_config
-from basecap.models.language_model import outline
+from basecap.models.outline import outline
 
 #: The size whose values the tables show.
 HIDDEN, VOCAB = 768, 32_000

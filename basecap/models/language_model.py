@@ -2,15 +2,23 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
 from basecap.errors import ConfigError
-from basecap.mixers import Cache, ParameterRecipe, default_recipe, fill_rows, initialise, normal, positions_of
+from basecap.mixers import (
+    Cache,
+    ParameterRecipe,
+    default_recipe,
+    fewer_passes,
+    fill_rows,
+    initialise,
+    normal,
+    positions_of,
+)
 from basecap.models._compiler import reset_compiler
 from basecap.models.backbones import BACKBONES, Backbone
 from basecap.models.blocks import (
@@ -232,6 +240,9 @@ class LanguageModel(nn.Module):
         seen = caches[0].mixer.length
         if seen:
             raise ConfigError(f"the caches have seen {seen} tokens; prefill new ones, or continue with step.")
+        return self._read(tokens_BT, caches, hidden=hidden)
+
+    def _read(self, tokens_BT: Tensor, caches: Caches, *, hidden: bool) -> Tensor:
         for piece_BT in tokens_BT.split(max(1, self.reads(tokens_BT.shape[1])), dim=1):
             x, added = through(self._block_prefills, self._embed(piece_BT, cache=caches[0].mixer), caches)
         return self._last_hidden(x, added) if hidden else self._prompt_logits(x, added)
@@ -244,9 +255,10 @@ class LanguageModel(nn.Module):
     def prefill_each(self, prompts: Sequence[Tensor], caches: Caches, *, hidden: bool = False) -> Tensor:
         """Read prompts of any lengths, int64 [T] each, into empty `caches`; return the next logits [B, vocab].
 
-        Prompts of one length are read together and none is padded, so the state of each is that of the prompt alone.
-        `step` then reads one more token of each, at its own position. The caches must be made for the longest prompt
-        and what follows it. `[cache.take(rows) for cache in caches]` reorders, drops or repeats sequences.
+        None is padded, so the state of each is that of the prompt alone. Prompts of one length are read together, or,
+        if the model `continues`, all of them in pieces of one length where that takes fewer passes. `step` then reads
+        one more token of each, at its own position. The caches must be made for the longest prompt and what follows it.
+        `[cache.take(rows) for cache in caches]` reorders, drops or repeats sequences.
 
         Left-padded tokens with a mask, both [B, T], are `[row[own] for row, own in zip(tokens, mask.bool())]` here.
 
@@ -254,10 +266,13 @@ class LanguageModel(nn.Module):
             ConfigError: as `prefill`, or a mixer whose decoding state changes its shape (`Cache.put`).
         """
 
-        def fill(rows: list[int], part: Caches) -> Tensor:
-            return self.prefill(torch.stack([prompts[row] for row in rows]), part, hidden=hidden)
+        def read(rows: list[int], starts: list[int], count: int, part: Caches) -> Tensor:
+            pieces = [prompts[row][start : start + count] for row, start in zip(rows, starts, strict=True)]
+            run = self._read if any(starts) else self.prefill
+            return run(torch.stack(pieces), part, hidden=hidden)
 
-        return fill_rows(caches, [len(prompt) for prompt in prompts], fill, self.embedding.weight.device)
+        lengths, device = [len(prompt) for prompt in prompts], self.embedding.weight.device
+        return fill_rows(caches, lengths, read, device, pieces=self.continues and fewer_passes(lengths))
 
     @torch.no_grad()
     def step(self, tokens_B1: Tensor, caches: Caches, *, hidden: bool = False) -> Tensor:
@@ -374,21 +389,6 @@ class LanguageModel(nn.Module):
         if self.ngrams is not None:
             x = x + self.ngrams(tokens, segments, None if cache is None else cache.tensors["ngram"])
         return x if self.embedding_norm is None else self.embedding_norm(x)
-
-
-class _NoDraws(TorchFunctionMode):
-    """Skips the random values that modules of PyTorch draw when they are built."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in (nn.init.kaiming_uniform_, nn.init.uniform_):
-            return kwargs["tensor"]
-        return func(*args, **(kwargs or {}))
-
-
-def outline(config: ModelConfig) -> LanguageModel:
-    """Build a model on the meta device, to count parameters, FLOPs and state; raises ConfigError."""
-    with torch.device("meta"), _NoDraws():
-        return LanguageModel(config)
 
 
 def _token_losses(hidden_BTD: Tensor, weight_VD: Tensor, targets_BT: Tensor) -> Tensor:

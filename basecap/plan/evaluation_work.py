@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from basecap.evals import Evaluation
-from basecap.models.language_model import outline
+from basecap.models.outline import outline
 from basecap.plan.checks import faults_of
 from basecap.plan.runs import RunSpec
 from basecap.plan.workloads import Workloads

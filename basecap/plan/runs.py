@@ -15,7 +15,8 @@ from basecap.evals import Evaluation, build_evaluation
 from basecap.mixers import ARCHITECTURES, Architecture
 from basecap.models import BACKBONES
 from basecap.models.config import LayerConfig, ModelConfig, model_config
-from basecap.models.language_model import LanguageModel, outline
+from basecap.models.language_model import LanguageModel
+from basecap.models.outline import outline
 from basecap.options import first_problem
 from basecap.records.evaluation_points import At, nearest_point
 from basecap.study.architectures import ArchitectureEntry

@@ -39,7 +39,9 @@ def unequal_broken(harness: Harness) -> str:
 
 
 def decode_each(layers: Layers, x_BTD: Tensor, length: int, at_once: bool = False) -> Tensor:
-    """Return the outputs at the last token of each prompt and at those after it, read one by one or at once.
+    """Return the outputs at the last token of each prompt and at those after it.
+
+    The prompts are read length by length and what follows one by one, or in pieces and what follows at once.
 
     The outputs are [4, 1 + steps, D].
     """
@@ -47,10 +49,11 @@ def decode_each(layers: Layers, x_BTD: Tensor, length: int, at_once: bool = Fals
     steps = _steps(length)
     caches = layers.init_cache(len(lengths), max(lengths) + steps)
 
-    def fill(rows: list[int], part: list[Cache]) -> Tensor:
-        return layers.prefill(x[rows, : lengths[rows[0]]], part)[:, -1:]
+    def read(rows: list[int], starts: list[int], count: int, part: list[Cache]) -> Tensor:
+        own = torch.stack([x[row, start : start + count] for row, start in zip(rows, starts, strict=True)])
+        return layers.prefill(own, part)[:, -1:]
 
-    outputs = [fill_rows(caches, lengths, fill, x.device)]
+    outputs = [fill_rows(caches, lengths, read, x.device, pieces=at_once)]
     row, start = torch.arange(len(x), device=x.device), torch.tensor(lengths, device=x.device)
     if at_once:
         outputs.append(layers.prefill(x[row[:, None], start[:, None] + torch.arange(steps, device=x.device)], caches))

@@ -9,7 +9,7 @@ from basecap.errors import ConfigError
 from basecap.mixers import LayerSpec, initialise
 from basecap.mixers.fox import Fox
 from basecap.models.config import model_config
-from basecap.models.language_model import outline
+from basecap.models.outline import outline
 from basecap.ops.attention import attention
 from tests.mixers._built import built, draw
 from tests.mixers._parity import assert_equals_paper

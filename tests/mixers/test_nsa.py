@@ -11,7 +11,7 @@ from basecap.errors import ConfigError
 from basecap.mixers import rotary
 from basecap.mixers.nsa import NSA, choose, cut, means, read_means
 from basecap.models.config import model_config
-from basecap.models.language_model import outline
+from basecap.models.outline import outline
 from basecap.ops.attention import attention
 from basecap.ops.selected_attention import selected_attention
 from tests.fla_naive import naive

@@ -8,7 +8,8 @@ from torch import Tensor
 from basecap.errors import ConfigError
 from basecap.mixers import rotary
 from basecap.models.config import LayerConfig, ModelConfig, model_config
-from basecap.models.language_model import LanguageModel, outline
+from basecap.models.language_model import LanguageModel
+from basecap.models.outline import outline
 from basecap.plan.runs import model_of
 from basecap.study.architectures import ArchitectureEntry
 from basecap.study.config import load_study

@@ -13,7 +13,8 @@ from basecap.mixers import ARCHITECTURES
 from basecap.models import BACKBONES
 from basecap.models.config import LayerConfig, ModelConfig, model_config
 from basecap.models.generate import Sampling, generate, generate_each
-from basecap.models.language_model import LanguageModel, outline
+from basecap.models.language_model import LanguageModel
+from basecap.models.outline import outline
 
 VOCAB = 61
 

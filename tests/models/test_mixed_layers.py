@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from basecap.errors import ConfigError
-from basecap.mixers import Cache
+from basecap.mixers import Cache, _cache
 from basecap.models.config import LayerConfig, model_config
 from basecap.models.language_model import LanguageModel
 
@@ -75,12 +75,13 @@ def test_a_long_prompt_is_read_in_pieces(backbone: str, pattern: list[str], read
         ("rwkv-7", ["rwkv-7", "top1-element"]),
     ],
 )
-def test_prompts_of_any_lengths_decode_as_each_alone(backbone: str, pattern: list[str]):
+@pytest.mark.parametrize("lengths", [[30, 1, PROMPT, 30], [23, 20, 21, 22]], ids=["one by one", "in pieces"])
+def test_prompts_of_any_lengths_decode_as_each_alone(backbone: str, pattern: list[str], lengths: list[int]):
     config = model_config(backbone, hidden=64, vocab=50, layers=2, pattern=layers(*pattern), max_length=LENGTH)
     model = LanguageModel(config).initialise(0).double()
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(50, (4, LENGTH), generator=generator)
-    lengths = torch.tensor([30, 1, PROMPT, 30])
+    lengths = torch.tensor(lengths)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter += 0.05 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
@@ -94,6 +95,26 @@ def test_prompts_of_any_lengths_decode_as_each_alone(backbone: str, pattern: lis
                 found = model.step(tokens[row, lengths, None], caches)
                 torch.testing.assert_close(found, logits[row, lengths])
                 lengths = lengths + 1
+
+
+def test_prompts_of_many_lengths_take_few_passes(monkeypatch: pytest.MonkeyPatch):
+    model = LanguageModel(model_config("transformer++", hidden=16, vocab=50, layers=1)).initialise(0)
+    prompts = [torch.arange(length) % 50 for length in range(3, 67)]
+    passes, read = [], model._read
+
+    def watched(tokens: torch.Tensor, caches: list, *, hidden: bool) -> torch.Tensor:
+        passes.append(tuple(tokens.shape))
+        return read(tokens, caches, hidden=hidden)
+
+    monkeypatch.setattr(model, "_read", watched)
+    found = model.prefill_each(prompts, model.init_cache(len(prompts), 70))
+    assert passes == [(64, 3), (32, 32), (32, 16), (32, 8), (32, 4), (32, 2), (32, 1)]
+    for prompt, own in zip(prompts, found, strict=True):
+        torch.testing.assert_close(own, model.prefill(prompt[None], model.init_cache(1, 70))[0])
+    monkeypatch.setattr(_cache, "AT_ONCE", 256)  # tokens of a pass
+    passes.clear()
+    torch.testing.assert_close(model.prefill_each(prompts, model.init_cache(len(prompts), 70)), found)
+    assert passes == [(64, 3), *4 * [(8, 32)], *2 * [(16, 16)], (32, 8), (32, 4), (32, 2), (32, 1)]
 
 
 def test_a_state_that_grows_is_refused_for_prompts_of_different_lengths():

@@ -8,8 +8,8 @@ import torch
 from basecap.errors import ConfigError
 from basecap.mixers import ARCHITECTURES
 from basecap.models import LanguageModel, model_config
-from basecap.models.language_model import outline
 from basecap.models.ngrams import FACTOR, ROWS, SHIFT, NgramEmbedding
+from basecap.models.outline import outline
 from basecap.plan.runs import model_of
 from basecap.study.architectures import ArchitectureEntry
 from basecap.study.config import load_study

@@ -8,7 +8,7 @@ import pytest
 
 from basecap.analysis import TextResults, analyse
 from basecap.errors import ConfigError
-from basecap.models.language_model import outline
+from basecap.models.outline import outline
 from basecap.plan import estimate
 from basecap.plan.evaluation_work import decoding_memory, evaluation_work
 from basecap.plan.prospects import sparse

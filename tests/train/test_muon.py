@@ -9,7 +9,8 @@ from basecap.errors import ConfigError
 from basecap.mixers import ARCHITECTURES, Architecture, LayerChoice, ParameterRecipe, constant
 from basecap.mixers.attention import Attention
 from basecap.models.config import model_config
-from basecap.models.language_model import LanguageModel, outline
+from basecap.models.language_model import LanguageModel
+from basecap.models.outline import outline
 from basecap.train import checkpoint
 from basecap.train.config import TrainConfig, TrainSection
 from basecap.train.optim import build_optimiser, hidden_matrices, moments_count, set_learning_rate

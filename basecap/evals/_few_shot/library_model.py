@@ -2,7 +2,7 @@
 
 import functools
 from collections import defaultdict
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -47,9 +47,9 @@ class AskedModel(LM):
     def loglikelihood(self, requests: list[Instance]) -> list[tuple[float, bool]]:
         """Return the log-probability of each continuation after its context, and whether greedy decoding gives it."""
         found, own = [(0.0, False)] * len(requests), self._own(requests)
-        pairs = []
+        pairs, encode = [], functools.cache(self._tokens.encode)  # answers of a question share its context
         for index in own:
-            before, predicted = self._pair(*requests[index].args)
+            before, predicted = self._pair(encode, *requests[index].args)
             room = self._length + 1 - len(predicted)
             if room < 1:
                 raise self._too_short(f"an answer of {len(predicted)} tokens ({requests[index].args[1][:40]!r})")
@@ -61,9 +61,9 @@ class AskedModel(LM):
                 found[index] = answer
         return found
 
-    def _pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
+    def _pair(self, encode: Callable[[str], list[int]], context: str, continuation: str) -> tuple[list[int], list[int]]:
         """Return the tokens before and those to predict, of the text as a whole; spaces between them are predicted."""
-        start, encode = context.rstrip(), self._tokens.encode
+        start = context.rstrip()
         if not start:
             return [self._tokens.end_of_text], encode(context + continuation)
         before = encode(start)
