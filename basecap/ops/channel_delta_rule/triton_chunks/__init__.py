@@ -10,7 +10,7 @@ from basecap.ops.channel_delta_rule.triton_chunks import operators
 RUNS, BACKEND = "Triton kernels by chunks", "triton"
 
 #: The most channels per head, of keys and of values, and the shared memory that a program takes.
-WIDEST, SHARED = 128, 128 * 1024
+WIDEST, SHARED = 128, 64 * 1024
 
 
 def supports(v_BTHV: Tensor, k_BTHK: Tensor) -> str | None:
