@@ -190,11 +190,11 @@ def _pieces(lengths: Sequence[int]) -> list[tuple[list[int], int]]:
     shortest, passes = min(lengths), [([*range(len(lengths))], min(lengths))]
     for power in reversed(range((max(lengths) - shortest).bit_length())):
         passes.append(([row for row, length in enumerate(lengths) if (length - shortest) >> power & 1], 1 << power))
-    return [
-        (rows[first : first + max(1, AT_ONCE // count)], count)
-        for rows, count in passes
-        for first in range(0, len(rows), max(1, AT_ONCE // count))
-    ]
+    found = []
+    for rows, count in passes:
+        most = max(1, AT_ONCE // max(1, count))  # an empty prompt is refused where it is read
+        found += [(rows[first : first + most], count) for first in range(0, len(rows), most)]
+    return found
 
 
 def _by_length(lengths: Sequence[int]) -> list[list[int]]:

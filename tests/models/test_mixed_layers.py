@@ -117,6 +117,14 @@ def test_prompts_of_many_lengths_take_few_passes(monkeypatch: pytest.MonkeyPatch
     assert passes == [(64, 3), *4 * [(8, 32)], *2 * [(16, 16)], (32, 8), (32, 4), (32, 2), (32, 1)]
 
 
+@pytest.mark.parametrize("lengths", [[0], [3, 0], [0, 1, 2, 3]])
+def test_an_empty_prompt_is_refused(lengths: list[int]):
+    model = LanguageModel(model_config("transformer++", hidden=16, vocab=50, layers=1)).initialise(0)
+    prompts = [torch.arange(length) for length in lengths]
+    with pytest.raises(ConfigError, match="with at least one token"):
+        model.prefill_each(prompts, model.init_cache(len(prompts), 9))
+
+
 def test_a_state_that_grows_is_refused_for_prompts_of_different_lengths():
     cache = Cache(tensors={"past": torch.zeros(2, 3, 8)})
     grown = Cache(tensors={"past": torch.zeros(1, 4, 8)})
