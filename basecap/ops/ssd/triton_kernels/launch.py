@@ -1,5 +1,6 @@
 """Launches the Triton kernels of the scalar-decay recurrence."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,18 +72,35 @@ def _rows(x: Tensor) -> Tensor:
     return dense(x.flatten(2).flatten(0, 1))
 
 
-def _inputs(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, segments: Tensor | None) -> _Inputs:
-    B, T, H, V = v.shape
-    G, K = q.shape[2:]
+def sums(log_decay: Tensor, ids: Tensor | None, BT: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Return what `decays_fwd_kernel` writes of log decays [B, T, H] in chunks of BT tokens."""
+    B, T, H = log_decay.shape
     M = triton.cdiv(T, BT)
-    coarse, fine, from_start, to_end = (v.new_empty(B, H, T, dtype=torch.float32) for _ in range(4))
-    across = v.new_empty(B, H, M, dtype=torch.float32)
-    ids = None if segments is None else segments.contiguous()
+    coarse, fine, from_start, to_end = (log_decay.new_empty(B, H, T, dtype=torch.float32) for _ in range(4))
+    across = log_decay.new_empty(B, H, M, dtype=torch.float32)
     BH = min(32, triton.next_power_of_2(H))
     kernels.decays_fwd_kernel[(triton.cdiv(H, BH), M, B)](
         log_decay, ids, coarse, fine, from_start, to_end, across, *log_decay.stride(), T, H, M,
         PACKED=ids is not None, BT=BT, BH=BH,
     )  # fmt: skip
+    return coarse, fine, from_start, to_end, across
+
+
+def sums_bwd(parts: Sequence[Tensor], across: Tensor, log_decay: Tensor, blocks: int, BT: int) -> Tensor:
+    """Return the gradient of log decays [B, T, H]; `parts` and `blocks` as `decays_bwd_kernel` takes them."""
+    B, T, H = log_decay.shape
+    M, BH = across.shape[2], min(32, triton.next_power_of_2(H))
+    dlog = log_decay.new_empty(B, T, H)
+    kernels.decays_bwd_kernel[(triton.cdiv(H, BH), M, B)](*parts, across, dlog, T, H, M, blocks, BT=BT, BH=BH)
+    return dlog
+
+
+def _inputs(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, segments: Tensor | None) -> _Inputs:
+    B, T, H, V = v.shape
+    G, K = q.shape[2:]
+    M = triton.cdiv(T, BT)
+    ids = None if segments is None else segments.contiguous()
+    coarse, fine, from_start, to_end, across = sums(log_decay, ids, BT)
     shape = (B, T, G, H, K, V, M)
     return _Inputs(_rows(q), _rows(k), _rows(v), coarse, fine, from_start, to_end, across, ids, shape)
 
@@ -158,9 +176,5 @@ def backward(
         do, inputs.q, inputs.k, inputs.v, inputs.from_start, inputs.to_end, states, later, dscores,
         dq, dk, entered, kept, *inputs.strides, *inputs.sizes, **options,
     )  # fmt: skip
-    dlog = log_decay_BTH.new_empty(B, T, H)
-    BH = min(32, triton.next_power_of_2(H))
-    kernels.decays_bwd_kernel[(triton.cdiv(H, BH), M, B)](
-        read, written, left, entered, kept, inputs.across, dlog, T, H, M, blocks, BT=BT, BH=BH
-    )
+    dlog = sums_bwd((read, written, left, entered, kept), inputs.across, log_decay_BTH, blocks, BT)
     return dq, dk, dv, dlog, dstate

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from basecap.ops._launch import block_of, registers
 from basecap.ops._replay import replayed
-from basecap.ops.ssd.triton_kernels import kernels as decays
+from basecap.ops.ssd.triton_kernels.launch import sums, sums_bwd
 from basecap.ops.ssd_mimo.triton_chunks import BR, CHANNELS, kernels, kernels_backward, tokens_per_chunk
 
 
@@ -73,20 +73,9 @@ class _Inputs:
 
 def _inputs(q: Tensor, k: Tensor, v: Tensor, tensors: Sequence[Tensor], segments: Tensor | None) -> _Inputs:
     q, k, v, log_decay, now, kept, q_bias, k_bias, cos, sin, _ = (x.contiguous() for x in (q, k, v, *tensors))
-    B, T, R, H, _ = v.shape
-    BT = tokens_per_chunk(R)
-    M = triton.cdiv(T, BT)
-    coarse, fine, from_start, to_end = (v.new_empty(B, H, T, dtype=torch.float32) for _ in range(4))
-    across = v.new_empty(B, H, M, dtype=torch.float32)
     ids = None if segments is None else segments.contiguous()
-    BH = min(32, triton.next_power_of_2(H))
-    decays.decays_fwd_kernel[(triton.cdiv(H, BH), M, B)](
-        log_decay, ids, coarse, fine, from_start, to_end, across, *log_decay.stride(), T, H, M,
-        PACKED=ids is not None, BT=BT, BH=BH,
-    )  # fmt: skip
-    return _Inputs(
-        q, k, v, now, kept, q_bias, k_bias, cos, sin, coarse, fine, from_start, to_end, across, ids
-    )  # fmt: skip
+    found = sums(log_decay, ids, tokens_per_chunk(v.shape[2]))
+    return _Inputs(q, k, v, now, kept, q_bias, k_bias, cos, sin, *found, ids)
 
 
 def _states(inputs: _Inputs, first: Tensor, do: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -154,11 +143,8 @@ def backward(
             x, other, bias, other_bias, values, inputs.cos, inputs.sin, weight, inputs.kept, states, later, dscores,
             dx, biases, dcos, dsin, entered, passed, *inputs.sizes, KEYS=x is inputs.k, **options,
         )  # fmt: skip
-    dlog = tensors[0].new_empty(B, T, H)
-    BH = min(32, triton.next_power_of_2(H))
-    decays.decays_bwd_kernel[(triton.cdiv(H, BH), M, B)](
-        read, written, left, entered, passed, inputs.across, dlog, T, H, M, blocks, BT=tokens_per_chunk(R), BH=BH
-    )
+    parts = (read, written, left, entered, passed)
+    dlog = sums_bwd(parts, inputs.across, tensors[0], blocks, tokens_per_chunk(R))
     dq_bias, dk_bias = (
         x.sum((0, 1)).to(bias.dtype) for x, bias in ((q_biases, inputs.q_bias), (k_biases, inputs.k_bias))
     )
