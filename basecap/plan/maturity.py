@@ -11,6 +11,8 @@ from basecap.study.config import StudyConfig
 #: after 35.2M tokens, and the transition ends after 2.4 times as many (results/limited-zoo-150M). Other sizes were not
 #: measured.
 PASSED, PARAMETERS = 84.5e6, 30e6
+#: The same with 200M tokens of text in place of 28M (four runs, results/limited-zoo-midi).
+PASSED_WITH_MORE_TEXT = 55.4e6
 #: Passes over the text from which on a plan warns: in runs of limited-zoo the loss out of domain rose again after 4 to
 #: 6 passes, the held-out loss after 6 to 8.
 MOST_PASSES = 4.0
@@ -45,7 +47,7 @@ def _too_early(study: StudyConfig, tokens: float, parameters: float) -> Iterator
             f"the report may say early instead of a verdict: with gap.from = {study.gap.start:g} the reference of "
             f"limited-zoo (30M parameters, the only size measured) needs {_millions(needed)} tokens, "
             f"{_short(needed / PARAMETERS, 2)} per parameter, to be past its transition, where it learns to copy from "
-            "context."
+            f"context, and {_millions(PASSED_WITH_MORE_TEXT / study.gap.start)} with seven times as much text."
         )
 
 
