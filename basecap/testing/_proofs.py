@@ -65,8 +65,13 @@ def repetition(harness: Harness) -> Check:
     advice = "; remove what is random or kept from one call to the next"
     if error > allowed:
         with evaluation(harness.layers):
-            if torch.equal(harness.layers(harness.x), harness.layers(harness.x)):
-                advice = " in training mode only; for these checks, set the dropout to 0 in the attribute `tiny`"
+            before = harness.layers(harness.x)
+            harness.layers(harness.random("another call", *harness.x.shape))
+            if torch.equal(harness.layers(harness.x), before):
+                advice = (
+                    " in training mode only; for these checks, set the dropout to 0 in the attribute `tiny`, or remove "
+                    "what is kept from one call to the next"
+                )
     broken = f"{harness.place('forward')} gives different outputs for the same input{advice}"
     return harness.check("repetition", error, allowed, broken)
 
