@@ -122,7 +122,7 @@ def run(
     load_plugins(plugin)
     tuned = executor_settings(executor, {"slurm": slurm, "ray": ray})
     config = with_named(load_study(study, settings, scale), only)
-    chosen = select(config, only)
+    chosen = select(config, only, hint_at_set=True)
     most = seed_limit(config, until_decided, max_seeds)
 
     from basecap.records import StudyRecords
@@ -173,7 +173,7 @@ def plan(
 
     load_plugins(plugin)
     config = with_named(load_study(study, settings, scale), only)
-    config = restrict(config, select(config, only))
+    config = restrict(config, select(config, only, hint_at_set=True))
 
     from basecap.plan.checks import check
     from basecap.plan.estimate import estimate, readable, remarks

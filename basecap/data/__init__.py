@@ -2,7 +2,7 @@
 
 from basecap.data.baseline import bigram_loss
 from basecap.data.config import DataConfig
-from basecap.data.preparation import check_text, find_prepared, missing_inputs, prepare, remote_inputs
+from basecap.data.preparation import check_inputs, find_prepared, missing_inputs, prepare, remote_inputs
 from basecap.data.prepared import DocumentSet, PreparedData, inspect
 from basecap.data.stream import TrainStream
 from basecap.data.tokenizer import Tokenizer, check_vocabulary, known_tokenizer
@@ -14,7 +14,7 @@ __all__ = [
     "Tokenizer",
     "TrainStream",
     "bigram_loss",
-    "check_text",
+    "check_inputs",
     "check_vocabulary",
     "find_prepared",
     "inspect",

@@ -9,6 +9,7 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -56,7 +57,7 @@ def prepare(config: DataConfig, cache: Path) -> PreparedData:
     with _translated_os_errors(cache):
         prepared = _reopen(config, cache, record)
         if prepared is None:
-            check_text(config, cache)
+            check_inputs(config, cache)
             cache.mkdir(parents=True, exist_ok=True)
         while prepared is None:
             prepared = _prepare(config, cache, record)
@@ -69,12 +70,24 @@ def find_prepared(config: DataConfig, cache: Path) -> PreparedData | None:
         return _reopen(config, cache, _record(config, cache))
 
 
-def check_text(config: DataConfig, cache: Path) -> None:
-    """Raise ConfigError or DataError if `prepare` would find no text; writes nothing and uses no network."""
+def check_inputs(config: DataConfig, cache: Path) -> None:
+    """Raise ConfigError or DataError if `prepare` would lack text or tokenizer; writes nothing and uses no network."""
     with _translated_os_errors(cache):
         source = SOURCES.get(config.source)(config)
-        if not _record(config, cache).is_file() and source.download() is None:
-            source.parts()
+        if not _record(config, cache).is_file():
+            _check_text(source)
+            _check_tokenizer(config)
+
+
+def _check_text(source: Source) -> None:
+    if source.download() is None:
+        source.parts()
+
+
+def _check_tokenizer(config: DataConfig) -> None:
+    refuse_missing_file(config.tokenizer)
+    if config.tokenizer not in ("bpe", "bytes") and Path(config.tokenizer).exists():
+        Tokenizer.load(Path(config.tokenizer))
 
 
 def missing_inputs(config: DataConfig, cache: Path) -> list[str]:
@@ -82,16 +95,12 @@ def missing_inputs(config: DataConfig, cache: Path) -> list[str]:
     if _record(config, cache).is_file():
         return []
     found = []
-    try:
-        check_text(config, cache)
-    except BasecapError as error:
-        found.append(str(error))
-    try:
-        refuse_missing_file(config.tokenizer)
-        if config.tokenizer not in ("bpe", "bytes") and Path(config.tokenizer).exists():
-            Tokenizer.load(Path(config.tokenizer))
-    except BasecapError as error:
-        found.append(str(error))
+    for check in (lambda: _check_text(SOURCES.get(config.source)(config)), partial(_check_tokenizer, config)):
+        try:
+            with _translated_os_errors(cache):
+                check()
+        except BasecapError as error:
+            found.append(str(error))
     return found
 
 

@@ -12,13 +12,30 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from basecap.errors import ConfigError, DataError, nearest
-from basecap.families._contract import FAMILIES, ModelFile, WeightRow
+from basecap.families._contract import FAMILIES, Family, ModelFile, WeightRow
 from basecap.models import LanguageModel, ModelConfig
 from basecap.models.outline import outline
 from basecap.system.foreign import read_file
 
 #: Maximum number of bytes of config.json and of an index of weights.
 LARGEST = 1 << 26
+
+
+def family_of(folder: Path) -> tuple[Family, dict[str, Any]]:
+    """Return the family of the model in a folder and the values of its config.json; reads no weights.
+
+    Raises:
+        ConfigError: a folder of another architecture, or one without config.json.
+        DataError: a config.json that is damaged.
+    """
+    values = _json(folder / "config.json")
+    kind = values.get("model_type")
+    if kind == "basecap":
+        raise ConfigError(f"{folder} was exported by basecap; `basecap report DIR DIR` joins its study with another.")
+    if kind not in FAMILIES.names():
+        hint = nearest(str(kind), FAMILIES.names())
+        raise ConfigError(f"{folder} has a model of type {kind!r}, which cannot be imported; {hint}")
+    return FAMILIES.get(kind), values
 
 
 def read_model(folder: Path) -> LanguageModel:
@@ -28,14 +45,7 @@ def read_model(folder: Path) -> LanguageModel:
         ConfigError: a folder of another architecture, or one without config.json or weights in safetensors.
         DataError: files that are damaged, or weights that are not those of the configuration.
     """
-    values = _json(folder / "config.json")
-    kind = values.get("model_type")
-    if kind == "basecap":
-        raise ConfigError(f"{folder} was exported by basecap; `basecap report DIR DIR` joins its study with another.")
-    if kind not in FAMILIES.names():
-        hint = nearest(str(kind), FAMILIES.names())
-        raise ConfigError(f"{folder} has a model of type {kind!r}, which cannot be imported; {hint}")
-    family = FAMILIES.get(kind)
+    family, values = family_of(folder)
     try:
         config = family.model(ModelFile(values))
     except ConfigError as error:

@@ -7,7 +7,7 @@ from basecap.data import check_vocabulary
 from basecap.data.hashes import digest, file_digest
 from basecap.data.tokenizer import Tokenizer
 from basecap.errors import ConfigError
-from basecap.families._folder import read_model, weight_files
+from basecap.families._folder import family_of, read_model, weight_files
 from basecap.models.language_model import LanguageModel
 from basecap.plan.workloads import recorded_data
 from basecap.records import RunInfo, RunRecords, StudyRecords
@@ -35,6 +35,7 @@ def import_model(folder: Path, out: Path, name: str | None = None) -> RunRecords
     name = real_path(folder).name if name is None else name
     if not name.strip() or not name.isprintable():
         raise ConfigError(f"{name!r} is no name for tables; give one line of text with --name.")
+    family_of(folder)  # refuses another architecture before its name
     (made,) = records.imported(name)
     if made.path.exists() or name in [entry.name for entry in study.architectures]:
         raise ConfigError(f"{out} has a model called {name!r} already; give another name with --name.")

@@ -55,7 +55,9 @@ def _(positions: Tensor, half: int, base: float, dtype: torch.dtype) -> tuple[Te
 def refuse_odd_heads(dim: int, heads: int) -> None:
     """Raise ConfigError for heads of a size that RoPE cannot rotate in pairs."""
     if dim % 2:
-        raise ConfigError(f"RoPE needs an even head size, not {dim}; choose other heads than {heads}.")
+        raise ConfigError(
+            f"RoPE needs an even head size, not {dim}; choose other heads than {heads}, or another width."
+        )
 
 
 def rotary(x_BTHK: Tensor, positions: Tensor, base: float, dims: int | None = None) -> Tensor:

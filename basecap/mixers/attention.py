@@ -131,7 +131,7 @@ NARROW = (
         "transformer++ qk-norm gated": Variant(
             options={"gate": "elementwise", "qk_norm": True, "qk_gain": True},
             backbone="transformer++ narrow",
-            summary="the same with normalised queries and keys, each with a learned gain",
+            summary="transformer++ gated with normalised queries and keys, each with a learned gain",
             paper="arXiv 2505.06708, arXiv 2302.05442 (QK norm)",
             source=GATED,
             differences=NARROW,

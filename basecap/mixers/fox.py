@@ -31,7 +31,7 @@ EPS = 1e-5
         "fox pro": Variant(
             options={"shift": True, "qk_norm": True, "gate": True},
             backbone="swiglu narrow",
-            summary="the same with shifted keys and values, normalised queries and keys, a gated output norm",
+            summary="fox with shifted keys and values, normalised queries and keys, a gated output norm",
             source=f"{REPOSITORY}: {PLACES}, configs/experiment/longcrawl64/forgetting_transformer/pro_125m_2b.yaml",
         ),
     },

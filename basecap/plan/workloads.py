@@ -6,7 +6,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from basecap.data import PreparedData, bigram_loss, check_text, check_vocabulary, prepare
+from basecap.data import PreparedData, bigram_loss, check_inputs, check_vocabulary, prepare
 from basecap.data.config import DataConfig
 from basecap.data.task_config import TaskSection
 from basecap.data.task_data import TaskData
@@ -50,8 +50,8 @@ class Text(Material):
         self._out = out
 
     def refuse_missing(self) -> None:
-        """Look for the text."""
-        check_text(self._section, cache_of(self._section, self._out))
+        """Look for the text and the tokenizer."""
+        check_inputs(self._section, cache_of(self._section, self._out))
 
     def workloads(self) -> Workloads:
         """Return the prepared text, for all runs."""

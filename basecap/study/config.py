@@ -317,13 +317,13 @@ def with_named(study: StudyConfig, only: Sequence[str]) -> StudyConfig:
     return study.model_copy(update={"architectures": (*study.architectures, *added)})
 
 
-def select(study: StudyConfig, only: Sequence[str]) -> set[str]:
+def select(study: StudyConfig, only: Sequence[str], hint_at_set: bool = False) -> set[str]:
     """Return the names of the architectures to run: those in `only` and the reference; all when `only` is empty."""
     names = {entry.name for entry in study.architectures}
     for name in only:
         if name not in names:
             hint = nearest(name, names)
-            if not hint.startswith("did"):
+            if hint_at_set and not hint.startswith("did"):
                 hint += " To compare others, add --set any_architecture=true, or list them under architectures."
             raise ConfigError(f"study {study.name} has no architecture {name!r}: {hint}")
     return {*only, study.reference} & names if only else names

@@ -160,6 +160,10 @@ def test_the_command_says_what_comes_next(study: Path, tmp_path: Path):
     (made,) = StudyRecords(study).imported()
     assert done.stdout == f"imported: {made.path}; measure it with `basecap eval {study}`\n" and done.exit_code == 0
     assert made.info().status == "imported" and made.info().name == "neo x"
+    (exported := tmp_path / "exported").mkdir()
+    (exported / "config.json").write_text('{"model_type": "basecap"}')
+    with pytest.raises(ConfigError, match="was exported by basecap"):  # and not that it needs another name
+        import_model(exported, study, "neo x")
     for arguments, message in (
         (["--out", str(study), "--name", "neo x"], "has a model called 'neo x' already; give another name with --name"),
         (["--out", str(study), "--name", "transformer++"], "has a model called 'transformer++' already"),

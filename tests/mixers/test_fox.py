@@ -115,7 +115,9 @@ def test_parameters_of_the_published_sizes():
 
 
 def test_bad_options_are_named():
-    with pytest.raises(ConfigError, match=r"^RoPE needs an even head size, not 3; choose other heads than 3\.$"):
+    with pytest.raises(
+        ConfigError, match=r"^RoPE needs an even head size, not 3; choose other heads than 3, or another width\.$"
+    ):
         build(hidden=9, position="rope")
     with pytest.raises(ConfigError, match="did you mean 'heads'"):
         build(head=2)

@@ -77,7 +77,9 @@ def test_heads_of_memories_that_half_a_width_or_rope_leaves_nothing():
             ConfigError, match=r"^cannot divide hidden size in two, for keys: 63 is not a multiple of 2"
         ):
             build(choice, hidden=63, heads=3)
-    with pytest.raises(ConfigError, match=r"^RoPE needs an even head size, not 1; choose other heads than 64\.$"):
+    with pytest.raises(
+        ConfigError, match=r"^RoPE needs an even head size, not 1; choose other heads than 64, or another width\.$"
+    ):
         build(ARCHITECTURES.get("retnet").layers[0], heads=64)
 
 

@@ -12,7 +12,7 @@ import yaml
 
 from basecap.data.sources import split_of
 from basecap.data.tokenizer import byte_tokenizer
-from basecap.errors import ConfigError, DataError
+from basecap.errors import BasecapError, ConfigError, DataError
 from basecap.mixers import ARCHITECTURES
 from basecap.plugins import load_plugin
 from basecap.records import Machine, StudyRecords
@@ -182,6 +182,18 @@ def test_a_vocabulary_too_small_for_a_tokenizer_of_ones_own_leaves_no_study(stud
     with pytest.raises(ConfigError, match="the model has 256 token ids but the tokenizer has 257"):
         run(study_file, tmp_path / "out", settings=settings)
     assert not (tmp_path / "out" / "study.yaml").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "wrong"), [(None, "does not exist; give the path of a"), ("{", "is not a valid tokenizer.json")]
+)
+def test_a_tokenizer_that_cannot_be_read_leaves_nothing(study_file, tmp_path, content, wrong):
+    file = tmp_path / "tokenizer.json"
+    if content is not None:
+        file.write_text(content)
+    with pytest.raises(BasecapError, match=wrong):
+        run(study_file, tmp_path / "out", settings=(f"data.tokenizer={file}",))
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(

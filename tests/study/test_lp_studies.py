@@ -123,6 +123,8 @@ def test_only_takes_any_name_where_a_study_says_so():
     study = load_study("lp-table-2", scale="test")
     assert with_named(study, ["rwkv-7"]) is study
     with pytest.raises(ConfigError, match=r"no architecture 'rwkv-7'.* add --set any_architecture=true"):
+        select(study, ["rwkv-7"], hint_at_set=True)
+    with pytest.raises(ConfigError, match=r"no architecture 'rwkv-7': choose from mamba-1, pythia\.$"):
         select(study, ["rwkv-7"])
 
 
