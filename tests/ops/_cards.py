@@ -3,9 +3,11 @@
 import sys
 import traceback
 from collections.abc import Callable
+from contextlib import ExitStack
 from importlib.metadata import version
 from types import SimpleNamespace
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import torch
 
@@ -98,21 +100,22 @@ def pretend(name: str, inspect: Callable[[Any, Any, dict], str] = lambda kernel,
 
 
 def stop_at_llvm() -> None:
-    """Have kernels of Triton, not those of Gluon, compile no further than LLVM's code, and have that not optimised.
+    """Have kernels of Triton, not those of Gluon, compile no further than LLVM's code, not optimised.
 
     There all is known that is written of them, as how much shared memory they take. The rest is most of the time.
     """
     from triton import knobs
-    from triton._C.libtriton import llvm
+    from triton._C.libtriton import llvm, passes
     from triton.backends.compiler import Language
+
+    places = {"optimize_module": llvm, "add_canonicalizer": passes.common, "add_cse": passes.common}
 
     def unoptimised(compile_stage: Callable) -> Callable:
         def run(source: object, metadata: dict) -> object:
-            usual, llvm.optimize_module = llvm.optimize_module, lambda *module: None
-            try:
+            with ExitStack() as changes:
+                for name, place in places.items():
+                    changes.enter_context(patch.object(place, name, lambda *given: None))
                 return compile_stage(source, metadata)
-            finally:
-                llvm.optimize_module = usual
 
         return run
 
