@@ -88,6 +88,15 @@ def quick_interpreter() -> None:
     quicken()
 
 
+@pytest.fixture(autouse=True)
+def no_numba() -> Iterator[None]:
+    """Compile no kernels for CPUs, which takes each process seconds; `ops/conftest.py` has them."""
+    from basecap.ops import without_numba
+
+    with without_numba():
+        yield
+
+
 @pytest.fixture
 def quick_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let workers be forks of a process that has imported everything, which takes each of them seconds."""

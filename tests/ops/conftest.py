@@ -16,6 +16,11 @@ if not torch.cuda.is_available() and "triton" not in sys.modules:
 
 
 @pytest.fixture(autouse=True)
+def no_numba() -> None:
+    """Compile kernels for CPUs, unlike in other folders."""
+
+
+@pytest.fixture(autouse=True)
 def unrecorded() -> None:
     """Forget launches that were recorded before: a test may change a constant, or fill memory that a kernel gets."""
     _replay.forget()
