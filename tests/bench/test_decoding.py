@@ -60,7 +60,6 @@ def test_decoding_can_be_a_cuda_graph(name: str):
     [
         ("transformer++ window", {"window": 16}),
         ("top1-chunk-exact", {"chunk": 16}),
-        ("rwkv-7", {}),
         ("mamba-2", {}),
     ],
 )

@@ -21,9 +21,10 @@ from tests._architectures import distinct_names
 FLOAT32 = (torch.float32,)
 #: An architecture with chunks of 128 tokens, and a length that needs two.
 LONG_CHUNKS = ("based linear", 150)
-#: Their graph with segments has all that the one without them has, which takes as long; "deltanet" has both compiled.
-RECURRENCES = ("based", "based linear", "fox", "gla", "hyena", "mamba-1", "mamba-2", "mamba-3", "mlstm")
-RECURRENCES += ("rwkv-4", "rwkv-5", "rwkv-7")
+#: Their graph with segments has all that the one without them has, which takes as long; "rwkv-4" has both compiled.
+PACKED = ("based", "based linear", "deltanet", "fox", "gla", "hyena", "mamba-1", "mamba-2", "mamba-3", "mlstm")
+#: The last one's graph without segments is that of "pythia".
+PACKED += ("rwkv-5", "rwkv-7", "transformer++ random k")
 #: Their ops compute in chunks of at most 64 tokens, so the shorter sequences of `FEW` tokens cross these, too.
 SMALL_CHUNKS = ("deltanet", "gated-deltanet", "gated-deltanet-2", "gla", "hgrn-2", "hyena", "kda 3:1", "olmo-hybrid")
 SMALL_CHUNKS += ("rwkv-4", "rwkv-5", "rwkv-6", "rwkv-7")
@@ -108,7 +109,7 @@ def test_conforms_compiled(name, length, monkeypatch):
     # `test_conforms` proves the rest.
     monkeypatch.setattr("basecap.testing.check_mixer.initialisation", lambda *given: ())
     monkeypatch.setattr("basecap.testing.check_mixer.PROOFS", ())
-    graphs = tuple(graph for graph in GRAPHS if graph or name not in RECURRENCES)
+    graphs = tuple(graph for graph in GRAPHS if graph or name not in PACKED)
     monkeypatch.setattr("basecap.testing._precision.GRAPHS", graphs)
     report = check_mixer(name, length=length, longest=0, dtypes=(), compiled=True)
     assert {f"compiled{graph}" for graph in graphs} <= {check.name for check in report.checks}

@@ -93,7 +93,8 @@ def test_equals_qwen3_next_in_outputs_and_all_gradients(monkeypatch):
         )
 
 
-def test_heads_that_share_keys_conform():
+def test_heads_that_share_keys_conform(monkeypatch):
+    monkeypatch.setattr("basecap.testing._initialisation.DEPTHS", (12,))
     report = check_mixer("gated-deltanet", options={"heads": 4, "key_heads": 2}, length=70, longest=0)
     assert report.checks
     report.raise_failures()

@@ -139,8 +139,10 @@ def test_published_size():
     assert mimo.parameters_count() - model.parameters_count() == 12 * (further - 768**2)
 
 
-@pytest.mark.parametrize("rank", [1, 3])
-@pytest.mark.parametrize("how", ["as it is", "checkpointed", "compiled"])
+@pytest.mark.parametrize(
+    ("rank", "how"),
+    [(1, "as it is"), (3, "as it is"), (1, "checkpointed"), (3, "checkpointed"), (3, "compiled")],
+)
 def test_on_a_gpu_neither_queries_nor_keys_of_heads_are_kept(rank: int, how: str, monkeypatch: pytest.MonkeyPatch):
     """Backward makes them again, with the same bits, also inside of activation checkpointing and compiled code."""
     monkeypatch.setattr(_saved, "RECOMPUTED", ("cpu",))

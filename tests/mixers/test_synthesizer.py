@@ -50,7 +50,8 @@ def _as_weight(table):
 
 
 @pytest.mark.parametrize("constant", ["k", "qk"])
-def test_without_rope_conforms(constant):
+def test_without_rope_conforms(constant, monkeypatch):
+    monkeypatch.setattr("basecap.testing._initialisation.DEPTHS", (12,))
     options = {"constant": constant, "position": "none"}
     report = check_mixer("transformer++ random k", options=options, length=70, longest=0)
     assert report.checks
