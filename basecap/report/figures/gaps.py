@@ -15,6 +15,7 @@ from basecap.report.figures.style import (
     compared_at,
     dash,
     extent,
+    of_lines,
     ref,
     shape,
     tooltip,
@@ -119,10 +120,10 @@ def gap_curve(study: TextResults, axis: Axis = "loss") -> Spec | None:
     def y(field: str) -> Spec:
         return number(field, f"gap to {study.reference} ({NATS})", **around_zero(*window))
 
-    look = {"x": x(axis), "color": colour(study, rows)}
+    look = {"x": x(axis), "color": of_lines(colour(study, rows))}
     first = f"{PICKED}.length == 0 || " if few else ""
     shade = {"condition": {"test": f"{first}indexof({PICKED}, datum.name) >= 0", "value": 0.15}, "value": 0}
-    line = {**look, "y": y("value"), "opacity": unless_picked(), "strokeDash": dash(study, rows)}
+    line = {**look, "y": y("value"), "opacity": unless_picked(), "strokeDash": of_lines(dash(study, rows))}
     trained = trained_band(study, x) if axis == "loss" else []
     layers = [*_transition(study, rows, axis, x), *trained, zero("y", y("at"))]
     if ends:

@@ -67,6 +67,12 @@ def dash(study: StudyResults, rows: Rows) -> Spec:
     return _by_name(study, rows, [list(look.dash) for look in _looks(study)])
 
 
+def of_lines(channel: Spec) -> Spec:
+    """Return the colour or the dashes of a chart of lines without marks, whose legend shows both."""
+    line = {"symbolType": "stroke", "symbolStrokeWidth": 2.5, "symbolSize": 400}
+    return channel | {"legend": channel["legend"] | line}
+
+
 def reference_first(study: StudyResults, rows: Rows) -> Rows:
     """Return rows with those of the reference before the others, which are then drawn over it.
 
