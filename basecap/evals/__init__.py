@@ -12,6 +12,7 @@ from basecap.evals._contract import (
     build_evaluation,
     evaluation,
 )
+from basecap.evals._deployed import refuse_positions
 from basecap.evals._passes import padded_lengths, token_losses
 from basecap.evals._replays import ReplayedPasses
 
@@ -28,5 +29,6 @@ __all__ = [
     "build_evaluation",
     "evaluation",
     "padded_lengths",
+    "refuse_positions",
     "token_losses",
 ]

@@ -6,9 +6,10 @@ from collections.abc import Iterator, Sequence
 
 from basecap.data import known_tokenizer
 from basecap.errors import BasecapError, ConfigError
-from basecap.evals import Evaluation
+from basecap.evals import Evaluation, refuse_positions
 from basecap.evals.recall import Recall
-from basecap.plan.runs import Plan, costs, plan_study
+from basecap.models.outline import outline
+from basecap.plan.runs import Plan, RunSpec, costs, plan_study
 from basecap.plan.workloads import Tasks, Workloads
 from basecap.plugins import place_in_plugins
 from basecap.study.config import StudyConfig
@@ -43,7 +44,21 @@ def check(study: StudyConfig, world: int = 1) -> Plan:
         for found in plan.evaluations:
             with faults_of(found):
                 found.check_tokens(tokenizer, study.length)
+    _refuse_positions(plan.runs, [one for one in plan.evaluations if type(one).decoding is not Evaluation.decoding])
     return plan
+
+
+def _refuse_positions(runs: Sequence[RunSpec], writers: Sequence[Evaluation]) -> None:
+    """Raise ConfigError for a model with parameters for fewer positions than it has to write for an evaluation."""
+    models = {run.architecture: outline(run.model) for run in runs} if writers else {}
+    for evaluation, (name, model) in itertools.product(writers, models.items()):
+        with faults_of(evaluation):
+            decoding = evaluation.decoding(model)
+        if decoding is not None:
+            try:
+                refuse_positions(evaluation.declaration.name, model, decoding.length)
+            except ConfigError as error:
+                raise ConfigError(f"architecture {name!r}: {error}") from error
 
 
 def check_evaluations(study: StudyConfig, evaluations: Sequence[Evaluation], workloads: Workloads) -> None:

@@ -287,6 +287,10 @@ def test_a_sweep_ends_with_the_first_rate_that_is_good_enough(content, tmp_path)
         ({"evals": ["position-loss"]}, "'position-loss' measures on text, and this study trains on tasks"),
         ({"model": {"hidden": 16, "vocab": 30}}, r"model\.vocab = 30 is less than the tasks' 36"),
         ({"evals": [{"recall": {"at": "end"}}], "train": {"epochs": 1, "stop_at": 0.5}}, r"train\.stop_at needs"),
+        (
+            {"architectures": ["pythia", "transformer"], "evals": ["recall", {"inference-speed": {"prompt": 60}}]},
+            "architecture 'transformer': inference-speed: a sequence may have 92 tokens, and this model has parameters",
+        ),
         *(
             (
                 {"architectures": [name], "task": {"train": ["mqar"], "cells": CELLS[:1], "test_cells": CELLS}},
