@@ -1,6 +1,8 @@
 """Custom operators of PyTorch that cost their callers little: called directly where nothing has to see an operator."""
 
 from collections.abc import Callable, Sequence
+from functools import wraps
+from itertools import compress
 from typing import Any
 
 import torch
@@ -8,32 +10,76 @@ from torch import Tensor
 from torch._C import _functorch as functorch
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-_PLAIN = (Tensor, torch.nn.Parameter)
+from basecap.ops._kinds import kinds_of
+from basecap.ops._replay import Replayed
+
+
+class Direct:
+    """A function of tensors that is called as it is, or `seen`, which does the same, where something has to watch that.
+
+    `torch.compile`, selective checkpointing, fake tensors and other modes and subclasses see the operators in `seen`. A
+    call that none of them watches runs the function itself, from a record of its launches (see `_replay`), inside one
+    `torch.autograd.Function` where gradients are wanted: PyTorch's own way to an operator in Python costs about a
+    quarter of a millisecond of the caller's time. Arguments are given by position.
+    """
+
+    def __init__(self, function: Callable[..., Any], seen: Callable[..., Any]) -> None:
+        self.replayed = Replayed(function)
+        self._seen = seen
+        self.backward: Callable[..., Any] | None = None
+        self.setup: Callable[..., None] | None = None
+
+    def register_autograd(
+        self, backward: Callable[..., Any], *, setup_context: Callable[..., None] | None = None
+    ) -> None:
+        """Set the backward pass and what it saves; see `torch.library.register_autograd`."""
+        self.backward, self.setup = backward, setup_context
+
+    def __call__(self, *given: Any) -> Any:
+        """Return what the function returns."""
+        if torch.compiler.is_compiling() or _watched():
+            return self._seen(*given)
+        flat: list[Tensor] = []
+        kinds = kinds_of(given, flat)
+        if kinds is None:
+            return self._seen(*given)
+        if not torch.is_grad_enabled() or not any(x.requires_grad for x in flat):
+            return self.run(kinds, given, flat)
+        return self._seen(*given) if self.backward is None else _Node.apply(self, kinds, given, *flat)
+
+    def run(self, kinds: tuple[Any, ...], given: Sequence[Any], flat: Sequence[Tensor]) -> Any:
+        """Return what the function returns, whose operations autograd does not see.
+
+        It would take results that are parts of other tensors for views, which callers could not change in place.
+        """
+        with torch._C._AutoDispatchBelowADInplaceOrView():
+            return self.replayed.of(kinds, given, flat)
 
 
 class Operator:
     """A function of tensors as the custom operator `name`, with the methods of `torch.library.custom_op`'s result.
 
-    `torch.compile`, selective checkpointing, fake tensors and other modes and subclasses see the operator. A call that
-    none of them watches runs the function itself, inside one `torch.autograd.Function` where gradients are wanted:
-    PyTorch's own way to an operator in Python costs about a quarter of a millisecond of the caller's time. Arguments
-    are given by position.
+    It is called directly, see `Direct`, unless it changes its arguments.
     """
 
     def __init__(
         self, name: str, function: Callable[..., Any], mutates_args: Sequence[str], tags: Sequence[torch.Tag]
     ) -> None:
-        self.definition = torch.library.custom_op(name, function, mutates_args=mutates_args, tags=tags)
+        #: What the operator does, for functions that are called directly themselves.
+        self.function = function
+        self._direct = Direct(function, self._dispatch)
+        replayed = function if mutates_args else wraps(function)(lambda *given: self._direct.replayed(*given))
+        self.definition = torch.library.custom_op(name, replayed, mutates_args=mutates_args, tags=tags)
         #: The operator as the dispatcher knows it.
         self.overload = self.definition._opoverload
-        self._function = function
         # PyTorch counts changes in place, so that a backward pass does not read changed numbers as the old ones.
         self._mutates = len(mutates_args) > 0
         # The backward pass gets the gradients of a list as a list.
         self._lists = any(isinstance(x.type, torch.ListType) for x in self.overload._schema.returns)
-        self._backward: Callable[..., Any] | None = None
-        self._setup: Callable[..., None] | None = None
         self.__doc__ = function.__doc__
+
+    def _dispatch(self, *given: Any) -> Any:
+        return self.overload(*given)
 
     def register_fake(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Set the function that returns the results' shapes; see `torch.library.register_fake`."""
@@ -43,27 +89,15 @@ class Operator:
         self, backward: Callable[..., Any], *, setup_context: Callable[..., None] | None = None
     ) -> None:
         """Set the backward pass and what it saves; see `torch.library.register_autograd`."""
-        self._backward, self._setup = backward, setup_context
         self.definition.register_autograd(backward, setup_context=setup_context)
+        if not self._lists:
+            self._direct.register_autograd(backward, setup_context=setup_context)
 
     def __call__(self, *given: Any) -> Any:
         """Return what the function returns."""
-        if torch.compiler.is_compiling() or self._mutates or _watched(given):
+        if torch.compiler.is_compiling() or self._mutates:
             return self.overload(*given)
-        if not torch.is_grad_enabled() or not _require_gradients(given):
-            return self.run(given)
-        if self._backward is None or self._lists:
-            return self.overload(*given)
-        flat, widths = _flatten(given)
-        return _Direct.apply(*flat, self, widths)
-
-    def run(self, given: Sequence[Any]) -> Any:
-        """Return what the function returns, whose operations autograd does not see.
-
-        It would take results that are parts of other tensors for views, which callers could not change in place.
-        """
-        with torch._C._AutoDispatchBelowADInplaceOrView():
-            return self._function(*given)
+        return self._direct(*given)
 
 
 def operator(
@@ -73,81 +107,36 @@ def operator(
     return lambda function: Operator(name, function, mutates_args, tags)
 
 
-class _Direct(torch.autograd.Function):
-    """Calls an operator's function and its backward pass; tensors in lists are arguments of their own."""
+class _Node(torch.autograd.Function):
+    """Calls a function and its backward pass; `flat` are the tensors given, those in lists among them."""
 
     @staticmethod
-    def forward(ctx: Any, *given: Any) -> Any:
-        *flat, operator, widths = given
-        ctx.operator, ctx.widths = operator, widths
-        inputs = _nest(flat, widths)
-        output = operator.run(inputs)
-        if operator._setup is not None:
-            operator._setup(ctx, inputs, output)
+    def forward(ctx: Any, direct: Direct, kinds: tuple[Any, ...], given: Sequence[Any], *flat: Tensor) -> Any:
+        output = direct.run(kinds, given, flat)
+        ctx.backward, ctx.tensors = direct.backward, [_is_tensor(x) for x in given]
+        if direct.setup is not None:
+            direct.setup(ctx, given, output)
         return output
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
-        found = ctx.operator._backward(ctx, *grads)
-        found = found if isinstance(found, tuple) else (found,)
-        widened = [
-            [None] * width if grad is None and width is not None else grad
-            for grad, width in zip(found, ctx.widths, strict=True)
-        ]
-        return *_flatten(widened)[0], None, None
+        found = ctx.backward(ctx, *grads)
+        flat: list[Tensor | None] = []
+        for grad, tensor in zip(found if isinstance(found, tuple) else (found,), ctx.tensors, strict=True):
+            if tensor is True:
+                flat.append(grad)
+            elif tensor:
+                flat += [None] * sum(tensor) if grad is None else compress(grad, tensor)
+        return None, None, None, *flat
 
 
-def _flatten(given: Sequence[Any]) -> tuple[list[Any], tuple[int | None, ...]]:
-    """Return the arguments with lists spread out, and each list's length, None for what is no list."""
-    flat: list[Any] = []
-    widths: list[int | None] = []
-    for x in given:
-        if isinstance(x, (list, tuple)):
-            flat.extend(x)
-            widths.append(len(x))
-        else:
-            flat.append(x)
-            widths.append(None)
-    return flat, tuple(widths)
+def _is_tensor(x: Any) -> bool | list[bool]:
+    """Return whether an argument is a tensor, of a list for each item."""
+    return [isinstance(item, Tensor) for item in x] if type(x) in (list, tuple) else isinstance(x, Tensor)
 
 
-def _nest(flat: Sequence[Any], widths: Sequence[int | None]) -> tuple[Any, ...]:
-    """Return the arguments that `_flatten` spread out."""
-    nested: list[Any] = []
-    at = 0
-    for width in widths:
-        nested.append(flat[at] if width is None else list(flat[at : at + width]))
-        at += 1 if width is None else width
-    return tuple(nested)
-
-
-def _watched(given: Sequence[Any]) -> bool:
-    """Whether a mode, a transform, a trace or a kind of tensor has to see the operator."""
+def _watched() -> bool:
+    """Whether a mode, a transform or a trace has to see operators."""
     if _get_current_dispatch_mode() is not None or functorch.peek_interpreter_stack() is not None:
         return True
-    return torch._C._is_tracing() or _has_special(given)
-
-
-def _has_special(given: Sequence[Any]) -> bool:
-    """Whether a tensor is more than its memory; one that `is_neg` stands for the negative of it."""
-    for x in given:
-        if type(x) in _PLAIN:
-            if x.is_meta or x.is_neg() or functorch.is_legacy_batchedtensor(x):
-                return True
-        elif isinstance(x, (list, tuple)):
-            if _has_special(x):
-                return True
-        elif isinstance(x, Tensor):
-            return True
-    return False
-
-
-def _require_gradients(given: Sequence[Any]) -> bool:
-    """Whether a tensor requires gradients; all are plain."""
-    for x in given:
-        if type(x) in _PLAIN:
-            if x.requires_grad:
-                return True
-        elif isinstance(x, (list, tuple)) and _require_gradients(x):
-            return True
-    return False
+    return torch._C._is_tracing()

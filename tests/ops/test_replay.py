@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from basecap.ops import _replay
-from basecap.ops._replay import record, recorder, replayed
+from basecap.ops._replay import Replayed, record, recorder
 from tests.ops._launches import UTILITIES, Boxing, Elsewhere, Launcher, Nameless, dispatch
 
 
@@ -25,7 +25,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def fourth(function: Callable[..., Any], *inputs: tuple[Any, ...]) -> Any:
     """Call the function with each of four inputs of one kind and return the last result, with no dispatcher in use."""
-    wrapped = replayed(function)
+    wrapped = Replayed(function)
     for given in inputs[:3]:
         wrapped(*given)
     Launcher.dispatched = 0
@@ -35,12 +35,6 @@ def fourth(function: Callable[..., Any], *inputs: tuple[Any, ...]) -> Any:
 def four(*shape: int) -> list[tuple[Tensor]]:
     """Return four inputs."""
     return [(torch.randn(shape),) for _ in range(4)]
-
-
-def records_of(wrapped: Any) -> dict[Any, Any]:
-    """Return the records of a function."""
-    (records,) = [cell.cell_contents for cell in wrapped.__closure__ if isinstance(cell.cell_contents, dict)]
-    return records
 
 
 def two_launches(x: Tensor) -> Tensor:
@@ -60,7 +54,7 @@ def test_a_record_computes_from_new_arguments_without_the_dispatcher():
 
 def test_results_of_two_replays_do_not_share_memory():
     inputs = four(4)
-    wrapped = replayed(two_launches)
+    wrapped = Replayed(two_launches)
     for given in inputs:
         wrapped(*given)
     first, second = wrapped(*inputs[0]), wrapped(*inputs[1])
@@ -96,7 +90,7 @@ def test_single_numbers_of_a_tensor():
 
 
 def test_autocast_has_records_of_its_own():
-    wrapped = replayed(lambda x: two_launches(x) @ x)
+    wrapped = Replayed(lambda x: two_launches(x) @ x)
     x = torch.ones(2, 2)
     for dtype in (torch.bfloat16, torch.float32):
         with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
@@ -134,7 +128,7 @@ def test_forgotten_records_hold_no_constant_of_a_module(monkeypatch: pytest.Monk
         return two_launches(x) + Launcher.number
 
     monkeypatch.setattr(Launcher, "number", 1, raising=False)
-    wrapped, x = replayed(add), torch.ones(3)
+    wrapped, x = Replayed(add), torch.ones(3)
     for _ in range(3):
         wrapped(x)
     Launcher.number = 2
@@ -152,13 +146,13 @@ def test_an_argument_that_is_given_twice_is_one():
 
     inputs = [(x, [torch.randn(5), x]) for (x,) in four(5)]
     x, (y, _) = inputs[3]
-    wrapped = replayed(add)
+    wrapped = Replayed(add)
     for given in (*inputs[:3], inputs[3]):
         Launcher.dispatched = 0
         torch.testing.assert_close(wrapped(*given), add(*given))
     assert Launcher.dispatched == 1  # the one that says what is right
     torch.testing.assert_close(wrapped(x, [x, y]), add(x, [x, y]))  # another one of three is given twice
-    assert len(records_of(wrapped)) == 2
+    assert len(wrapped.records) == 2
 
 
 @pytest.mark.parametrize("end", [6, 4])
@@ -170,7 +164,7 @@ def test_a_part_of_an_argument_that_begins_where_another_does(end: int):
         dispatch(out, x[2:], 2, 1.0)
         return out
 
-    wrapped, whole = replayed(part), torch.arange(12.0)
+    wrapped, whole = Replayed(part), torch.arange(12.0)
     for _ in range(3):
         wrapped(whole[:4], whole[2:end])
     torch.testing.assert_close(wrapped(whole[:4], whole[6 : 4 + end]), whole[2:4] + 1)
@@ -190,7 +184,7 @@ def test_parts_of_arguments_that_lie_between_one_another():
     both = inputs[3]
     assert Launcher.dispatched == 0
     torch.testing.assert_close(out[:, 0], torch.stack([both[1, 0] + 1, both[0, 3] + 2]) + both[1, 0])
-    apart = replayed(parts)
+    apart = Replayed(parts)
     for both in inputs:
         found = apart(both[:, :2], both[:, 2:])
     torch.testing.assert_close(found, out)
@@ -223,7 +217,7 @@ def test_a_result_without_elements():
 
 
 def test_other_shapes_strides_and_numbers_have_records_of_their_own():
-    wrapped = replayed(lambda x, number: two_launches(x) + number)
+    wrapped = Replayed(lambda x, number: two_launches(x) + number)
     for _ in range(3):
         wrapped(torch.ones(4), 1)
     Launcher.dispatched = 0
@@ -248,7 +242,7 @@ def test_calls_that_no_record_can_hold_stay_ordinary(name: str):
     function = {"reads a value": reads, "other dtype": bits, "boxed": boxed}.get(name)
     if function is None:
         function, y = (lambda x, y: two_launches(x) + y.sum()), x[:2]
-    wrapped = replayed(function)
+    wrapped = Replayed(function)
     expected = function(x, y)
     for added in range(4):
         Launcher.dispatched = 0
@@ -302,11 +296,11 @@ def test_a_part_without_elements():
 
 
 def test_a_profiler_sees_every_launch_and_a_record_calls_none(monkeypatch: pytest.MonkeyPatch):
-    hooks, seen, wrapped = recorder.launch_hooks(), [], replayed(two_launches)
+    hooks, seen, wrapped = recorder.launch_hooks(), [], Replayed(two_launches)
     x = torch.ones(3)
     for _ in range(3):
         wrapped(x)
-    (replay,) = records_of(wrapped).values()
+    (replay,) = wrapped.records.values()
     assert not any(constant is hooks[0] for constant in replay.__globals__.values())
     hooks[0].add(seen.append)
     try:
@@ -322,12 +316,12 @@ def test_numbers_that_are_equal_but_not_the_same_have_records_of_their_own():
     def signed(x: Tensor, number: float) -> tuple[Tensor, str]:
         return two_launches(x), repr(number)
 
-    wrapped, x = replayed(signed), torch.ones(2)
+    wrapped, x = Replayed(signed), torch.ones(2)
     for number in (1, 1.0, True, 0.0, -0.0, 0, False):
         assert {wrapped(x, number)[1] for _ in range(4)} == {repr(number)}
     for _ in range(5):
         wrapped(x, float("nan"))
-    assert len(records_of(wrapped)) == 8
+    assert len(wrapped.records) == 8
 
 
 def test_a_call_that_fails_while_it_is_recorded_leaves_no_trace():
@@ -339,7 +333,7 @@ def test_a_call_that_fails_while_it_is_recorded_leaves_no_trace():
             raise RuntimeError("out of memory")
         return out
 
-    wrapped = replayed(fragile)
+    wrapped = Replayed(fragile)
     x = torch.ones(3)
     wrapped(x)
     fail = True
@@ -354,7 +348,7 @@ def test_a_call_that_fails_while_it_is_recorded_leaves_no_trace():
 def test_a_mode_sees_an_ordinary_call():
     from torch.utils.flop_counter import FlopCounterMode
 
-    wrapped = replayed(lambda x: two_launches(x) @ x)
+    wrapped = Replayed(lambda x: two_launches(x) @ x)
     x = torch.ones(2, 2)
     for _ in range(3):
         wrapped(x)
@@ -373,11 +367,11 @@ def test_scratch_memory_is_used_again_and_named_tensors_are_released():
         dispatch(out, x, x.numel(), 1.0)
         return out
 
-    wrapped = replayed(chain)
+    wrapped = Replayed(chain)
     inputs = four(1000)
     for given in inputs[:2]:
         wrapped(*given)
-    (replay,) = records_of(wrapped).values()
+    (replay,) = wrapped.records.values()
     sizes = [x.args[0] for x in replay.__globals__.values() if getattr(x, "func", None) is torch.empty]
     assert 4096 + 4000 in sizes  # two of the six at a time
     torch.testing.assert_close(wrapped(*inputs[3]), inputs[3][0] + 7)

@@ -12,7 +12,7 @@ from triton.runtime import driver
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from basecap.ops import _replay
-from basecap.ops._replay import recorder, replayed
+from basecap.ops._replay import Replayed, recorder
 
 
 class Map:
@@ -77,7 +77,7 @@ def test_the_installed_launcher_is_recorded(described: bool, monkeypatch: pytest
             launcher(1, 1, 1, 5, 7, (4, 1, 0), None, *recorder.launch_hooks(), target, given, 8, 1.5)
         return out
 
-    wrapped = replayed(add)
+    wrapped = Replayed(add)
     for _ in range(4):
         x = torch.randn(8)
         dispatched.clear()

@@ -5,7 +5,6 @@ import triton
 from torch import Tensor
 
 from basecap.ops._recurrence import kernels
-from basecap.ops._replay import replayed
 
 #: Value channels per program, warps per program and tokens loaded ahead.
 VALUES, WARPS, STAGES = 16, 1, 4
@@ -15,7 +14,6 @@ SPAN = 256
 Inputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None]
 
 
-@replayed
 def recur(inputs: Inputs, state: Tensor, starts: Tensor | None, chunk: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return outputs, the final state and those kept every `chunk` tokens; `inputs` are r, log_decay, k, v, a, b."""
     r, log_decay, k, v, a, b = _contiguous(inputs)
@@ -33,7 +31,6 @@ def recur(inputs: Inputs, state: Tensor, starts: Tensor | None, chunk: int) -> t
     return o, final, kept
 
 
-@replayed
 def recur_backward(
     grads: tuple[Tensor, Tensor], inputs: Inputs, kept: Tensor, starts: Tensor | None, chunk: int
 ) -> tuple[Tensor, ...]:

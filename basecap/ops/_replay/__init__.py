@@ -1,27 +1,29 @@
 """Launch a function's Triton kernels again without Triton's dispatcher, which takes 40 to 90 us a kernel.
 
-A function decorated with `replayed` allocates tensors and launches kernels, and what it does depends on the shapes,
-strides, dtypes, devices and alignment of its arguments and on numbers, never on the tensors' values. Its second call
-with such arguments is recorded: allocations, launches and other operations of PyTorch. Later calls do the same from the
-record, with one allocation for all tensors that do not leave the function. The compiled kernels and the numbers are the
-same, so the results are the same bit by bit.
+What a function that is `Replayed` does, which allocates tensors and launches kernels, depends on its arguments' kinds,
+see `kinds_of`, never on the tensors' values. Its second call with such arguments is recorded: allocations, launches and
+other operations of PyTorch. Later calls do the same from the record, with one allocation for all tensors that do not
+leave the function. The compiled kernels and the numbers are the same, so the results are the same bit by bit.
 
-A call is ordinary where something has to watch it (a mode, a transform, fake tensors, a profiler of launches), where
-two arguments are other views that begin at one address, and where the function does what no record can hold. So is
-every call where Triton launches in another way than versions 3.4 to 3.7 do on NVIDIA's GPUs.
+A call is ordinary where something has to watch it (a mode, a transform, fake tensors, a profiler of launches), and
+where the function does what no record can hold: two arguments may be other views that begin at one address. So is every
+call where Triton launches in another way than versions 3.4 to 3.7 do on NVIDIA's GPUs.
 """
 
+import importlib.util
 import threading
+import weakref
 from collections.abc import Callable, Sequence
-from functools import cache, partial, wraps
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
+from basecap.ops._kinds import kinds_of
 from basecap.ops._replay import recorder
-from basecap.ops._replay.recorder import record_call
+from basecap.ops._replay.recorder import launches_of, record_call
 
 R = TypeVar("R")
 
@@ -31,100 +33,71 @@ MOST_RECORDS = 512
 #: Kinds of devices whose launches are recorded.
 DEVICES = ("cuda",)
 
-_PLAIN = (Tensor, torch.nn.Parameter)
-_VALUES = (type(None), bool, int, str)
-
-#: The records of each function.
-_ALL: list[dict[Any, Any]] = []
+_ALL: weakref.WeakSet["Replayed[Any]"] = weakref.WeakSet()
 
 #: One function is recorded at a time: the recording replaces Triton's launcher.
 _recording = threading.Lock()
 
 
-def replayed(function: Callable[..., R]) -> Callable[..., R]:
-    """Return a function that does what this one does, from its third call with such arguments on from a record.
+class Replayed(Generic[R]):
+    """Does what a function does, from its third call with arguments of one kind on from a record.
 
     Arguments are given by position: tensors, lists of them, numbers, strings and None.
     """
-    records: dict[Any, Callable[..., R] | bool] = {}
-    _ALL.append(records)
 
-    @wraps(function)
-    def call(*given: Any) -> R:
+    def __init__(self, function: Callable[..., R]) -> None:
+        self.function = function
+        #: What replays a call, by what it depends on. True: the next call is recorded; False: none is.
+        self.records: dict[Any, Callable[..., R] | bool] = {}
+        _ALL.add(self)
+
+    def __call__(self, *given: Any) -> R:
+        """Return what the function returns."""
+        if torch.compiler.is_compiling() or _get_current_dispatch_mode() is not None:
+            return self.function(*given)
         flat: list[Tensor] = []
-        key = _key(given, flat)
-        if key is None:
-            return function(*given)
-        record = records.get(key)
-        if callable(record):
-            return record(*flat)
-        if record is None:
-            # Compiles the kernels, so that their launchers are all that the next call has to record.
-            if len(records) >= MOST_RECORDS:
-                records.clear()
-            records[key] = True
-        elif record and _recording.acquire(blocking=False):
-            try:
-                out, records[key] = record_call(partial(function, *given), flat)
-                return out
-            finally:
-                _recording.release()
-        return function(*given)
+        kinds = kinds_of(given, flat)
+        return self.function(*given) if kinds is None else self.of(kinds, given, flat)
 
-    return call
+    def of(self, kinds: tuple[Any, ...], given: Sequence[Any], flat: Sequence[Tensor]) -> R:
+        """Return what the function returns for arguments of these kinds, which no mode watches, with these tensors."""
+        key = (kinds, torch.are_deterministic_algorithms_enabled(), _autocast(flat))
+        record = self.records.get(key)
+        if record is False or recorder.observed():
+            return self.function(*given)
+        return record(*flat) if callable(record) else self._recorded(key, given, flat)
+
+    def _recorded(self, key: Any, given: Sequence[Any], flat: Sequence[Tensor]) -> R:
+        """Return what the function returns, and record the call if it is the second one."""
+        call = partial(self.function, *given)
+        if not flat or flat[0].device.type not in DEVICES or importlib.util.find_spec("triton") is None:
+            self._keep(key, False)
+            return call()
+        if not _recording.acquire(blocking=False):
+            return call()
+        try:
+            # The first call compiles the kernels, so that their launchers are all that the next one has to record.
+            out, record = record_call(call, list(flat)) if key in self.records else launches_of(call)
+        finally:
+            _recording.release()
+        self._keep(key, record)
+        return out
+
+    def _keep(self, key: Any, record: Callable[..., R] | bool) -> None:
+        if len(self.records) >= MOST_RECORDS and key not in self.records:
+            self.records.clear()
+        self.records[key] = record
 
 
 def forget() -> None:
     """Forget all records. They hold what constants of modules were when they were made: for trials that change one."""
-    for records in _ALL:
-        records.clear()
+    for replayed in _ALL:
+        replayed.records.clear()
 
 
-def _key(given: Sequence[Any], flat: list[Tensor]) -> tuple[Any, ...] | None:
-    """Return what the function's work depends on, and add its tensors to `flat`; None: the call is ordinary."""
-    parts: list[Any] = [torch.are_deterministic_algorithms_enabled()]
-    if torch.compiler.is_compiling() or _get_current_dispatch_mode() is not None:
+def _autocast(flat: Sequence[Tensor]) -> torch.dtype | None:
+    """Return the dtype of products under autocast on the tensors' device."""
+    if not flat or not torch._C._is_any_autocast_enabled():
         return None
-    if not _describe(given, flat, [], parts) or not flat:
-        return None
-    kind = _kind_of(flat[0].device)
-    if kind not in DEVICES or recorder.observed():
-        return None
-    parts.append(torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind))
-    return tuple(parts)
-
-
-def _describe(given: Sequence[Any], flat: list[Tensor], addresses: list[int], parts: list[Any]) -> bool:
-    """Add each argument to the lists, what it is to `parts`; return False if no record can hold one of them."""
-    for x in given:
-        kind = type(x)
-        if kind in _PLAIN:
-            address, layout = x.data_ptr(), (x.shape, x.stride(), x.dtype)
-            if address in addresses:
-                # A record finds arguments by their addresses: one that is given twice is one of its arguments.
-                of = addresses.index(address)
-                first = flat[of]
-                if layout != (first.shape, first.stride(), first.dtype):
-                    return False
-                parts.append(~of)  # no length of a list
-                continue
-            flat.append(x)
-            addresses.append(address)
-            parts += *layout, x.get_device(), address % 16
-        elif kind is list or kind is tuple:
-            parts.append(len(x))
-            if not _describe(x, flat, addresses, parts):
-                return False
-        elif kind is float:
-            parts.append(x.hex())  # 0.0 and -0.0 are equal, and a NaN is not equal to itself
-        elif kind in _VALUES:
-            parts += kind, x  # True, 1 and 1.0 are equal
-        else:
-            return False
-    return True
-
-
-@cache
-def _kind_of(device: torch.device) -> str:
-    """Return the kind of a device, whose name PyTorch makes anew each time."""
-    return device.type
+    kind = flat[0].device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None

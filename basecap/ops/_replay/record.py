@@ -11,6 +11,9 @@ from torch import Tensor
 #: Bytes at multiples of which tensors begin, as those of PyTorch's own allocator do.
 ALIGNMENT = 512
 
+#: Shape and stride.
+Layout = tuple[tuple[int, ...], tuple[int, ...]]
+
 
 @dataclass(frozen=True)
 class Location:
@@ -21,7 +24,7 @@ class Location:
 
     slot: int
     offset: int
-    layout: tuple[tuple[int, ...], tuple[int, ...]] | None = None
+    layout: Layout | None = None
 
 
 @dataclass(frozen=True)
@@ -71,7 +74,7 @@ def compile_record(
         results: what the call returns, with places for tensors.
     """
     spans = _spans(steps, results)
-    writer = _Writer()
+    writer = _Writer(given, memories, [*steps, results])
     made: list[list[str]] = [[] for _ in range(len(steps) + 1)]
     tensors: set[int] = set()
     scratch: list[_Block] = []
@@ -84,11 +87,12 @@ def compile_record(
         if memory.returned:
             continue
         if slot in tensors:
-            made[first].append(f"t{slot} = {writer.constant(_maker(memory.tensor, memory.zero))}()")
+            made[first].append(f"t{slot} = {writer.constant(_maker(memory, writer.layouts.get(slot)))}()")
+            made[first] += writer.address(slot)
         else:
             scratch.append(_Block(slot, memory.tensor.untyped_storage().nbytes(), first, last))
     writer.scratch = _arrange(scratch)
-    body = []
+    body = [line for slot in range(len(given)) for line in writer.address(slot)]
     if scratch:
         bytes = max(block.offset + block.bytes for block in scratch)
         make = partial(torch.empty, bytes, dtype=torch.uint8, device=given[0].device)
@@ -98,6 +102,7 @@ def compile_record(
     for at, step in enumerate(steps):
         body += made[at]
         body.append(writer.statement(step))
+        body += [line for slot in step.results for line in writer.address(slot)]
         body += [f"del t{slot}" for slot, (_, last) in spans.items() if last == at and slot in tensors]
     body += [*made[-1], f"return {writer.expression(results)}"]
     names = "".join(f"t{slot}, " for slot in range(len(given)))
@@ -110,16 +115,30 @@ def compile_record(
 class _Writer:
     """Writes expressions; what cannot be written is a constant in `names`."""
 
-    def __init__(self) -> None:
+    def __init__(self, given: Sequence[Tensor], memories: Sequence[Memory], used: Sequence[Any]) -> None:
         self.names: dict[str, Any] = {}
         #: Offsets of scratch memory.
         self.scratch: dict[int, int] = {}
+        places = [place for x in used for place in _places(x)]
+        #: Slots whose address kernels take.
+        self.addressed = {x.place.slot for x in places if isinstance(x, Address)}
+        #: Layouts that memory is made with, where it is only used as a tensor of another layout than its first.
+        self.layouts: dict[int, Layout] = {}
+        for slot, memory in enumerate(memories, len(given)):
+            found = {(x.offset, x.layout) for x in places if isinstance(x, Location) and x.slot == slot}
+            ((offset, layout),) = found if len(found) == 1 else [(0, None)]
+            if layout is not None and not offset and not memory.returned and _fills(layout, memory.tensor):
+                self.layouts[slot] = layout
 
     def constant(self, x: Any) -> str:
         """Return a name of x."""
         name = f"c{len(self.names)}"
         self.names[name] = x
         return name
+
+    def address(self, slot: int) -> list[str]:
+        """Return what finds the address of a tensor, where a kernel takes it."""
+        return [f"a{slot} = t{slot}.data_ptr()"] if slot in self.addressed else []
 
     def statement(self, step: Call) -> str:
         """Return a step as a statement."""
@@ -141,11 +160,10 @@ class _Writer:
             return f"{self.constant(x.function)}({', '.join(given)})"
         if isinstance(x, Address):
             slot, offset = x.place.slot, x.place.offset
-            if slot in self.scratch:
-                return f"base + {self.scratch[slot] + offset}"
-            return f"t{slot}.data_ptr() + {offset}" if offset else f"t{slot}.data_ptr()"
+            start, offset = ("base", self.scratch[slot] + offset) if slot in self.scratch else (f"a{slot}", offset)
+            return f"{start} + {offset}" if offset else start
         if isinstance(x, Location):
-            if x.layout is None:
+            if x.layout is None or x.slot in self.layouts:
                 return f"t{x.slot}"
             return f"{self.constant(partial(_view, *x.layout, x.offset))}(t{x.slot})"
         if isinstance(x, tuple):
@@ -179,12 +197,24 @@ def _varies(x: Any) -> bool:
 
 
 def _slots(x: Any) -> list[int]:
-    """Return the slots of all places in x."""
+    """Return the slots of all places in x, and of what it returns."""
+    results = x.results if isinstance(x, Call) else ()
+    return [*(place.slot if isinstance(place, Location) else place.place.slot for place in _places(x)), *results]
+
+
+def _places(x: Any) -> list[Location | Address]:
+    """Return all places in x."""
     if isinstance(x, (Location, Address)):
-        return [x.slot if isinstance(x, Location) else x.place.slot]
+        return [x]
     if isinstance(x, Call):
-        return [*_slots(x.given), *_slots(list(x.options.values())), *x.results]
-    return [slot for item in x for slot in _slots(item)] if isinstance(x, (list, tuple)) else []
+        return [*_places(x.given), *_places(list(x.options.values()))]
+    return [place for item in x for place in _places(item)] if isinstance(x, (list, tuple)) else []
+
+
+def _fills(layout: Layout, tensor: Tensor) -> bool:
+    """Whether a contiguous tensor of this layout is all of another."""
+    like = torch.empty_strided(*layout, device="meta")
+    return like.is_contiguous() and tensor.is_contiguous() and like.numel() == tensor.numel()
 
 
 @dataclass
@@ -211,13 +241,12 @@ def _arrange(blocks: list[_Block]) -> dict[int, int]:
     return {block.slot: block.offset for block in blocks}
 
 
-def _maker(tensor: Tensor, zero: bool) -> Callable[[], Tensor]:
-    """Return a function that makes such a tensor."""
-    shape, stride, dtype, device = tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device
-    if not tensor.is_contiguous():
-        empty = partial(torch.empty_strided, shape, stride, dtype=dtype, device=device)
-        return (lambda: empty().zero_()) if zero else empty
-    return partial(torch.zeros if zero else torch.empty, shape, dtype=dtype, device=device)
+def _maker(memory: Memory, layout: Layout | None) -> Callable[[], Tensor]:
+    """Return a function that makes such a tensor, or one of this layout."""
+    tensor = memory.tensor
+    shape, stride = layout or (tuple(tensor.shape), tensor.stride())
+    empty = partial(torch.empty_strided, shape, stride, dtype=tensor.dtype, device=tensor.device)
+    return (lambda: empty().zero_()) if memory.zero else empty
 
 
 def current_stream() -> Callable[[int], int]:

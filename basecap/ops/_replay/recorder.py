@@ -43,6 +43,18 @@ def record_call(function: Callable[[], Any], flat: list[Tensor]) -> tuple[Any, C
     return out, compile_record(flat, recorder.memories, recorder.steps, results)
 
 
+def launches_of(function: Callable[[], Any]) -> tuple[Any, bool]:
+    """Call the function and return its results and whether it launched kernels."""
+    launched = []
+
+    def launch(ordinary: Callable[..., None], launcher: Any, given: tuple[Any, ...]) -> None:
+        launched.append(launcher)
+        ordinary(launcher, *given)
+
+    with _intercepted(launch):
+        return function(), bool(launched)
+
+
 class Recorder(TorchDispatchMode):
     """Collects what a call does: `memories`, one for each allocation, and `steps`."""
 
@@ -85,13 +97,8 @@ class Recorder(TorchDispatchMode):
     @contextmanager
     def launches(self) -> Iterator[None]:
         """Add each launch of a kernel by this thread to the steps, as the call of Triton's function in C."""
-        launcher, thread = launcher_class(), threading.get_ident()
-        ordinary = launcher.__call__
 
-        def launch(launcher: Any, *given: Any) -> None:
-            if threading.get_ident() != thread:
-                ordinary(launcher, *given)
-                return
+        def launch(ordinary: Callable[..., None], launcher: Any, given: tuple[Any, ...]) -> None:
             given, before = _without_hooks(given), self.launched
             known = tree_leaves([*given, *getattr(launcher, "__dict__", {}).values()])
             with _watched(launcher, lambda core, passed: self._launch(core, passed, given[3], known)):
@@ -99,12 +106,8 @@ class Recorder(TorchDispatchMode):
             if self.launched != before + 1:  # a launcher of another make
                 self.failed = True
 
-        launcher.__call__ = launch
-        try:
-            with self._described():
-                yield
-        finally:
-            launcher.__call__ = ordinary
+        with _intercepted(launch), self._described():
+            yield
 
     @contextmanager
     def _described(self) -> Iterator[None]:
@@ -191,15 +194,40 @@ class Recorder(TorchDispatchMode):
 
     def _place_of(self, address: int) -> Location:
         """Return where an address lies."""
-        slots = [i for i, of in enumerate(self.flat) if _reaches(of, address)]
+        slots = [i for i, of in enumerate(self.flat) if not self._again(i) and _reaches(of, address)]
         if not slots:
             slots = [len(self.flat) + i for i, of in enumerate(self.memories) if _holds(of.tensor, address)]
         if len(slots) != 1:  # of none, or of several arguments that share their memory otherwise at the next call
             raise _Unrecordable
         return Location(slots[0], address - self._tensor(slots[0]).data_ptr())
 
+    def _again(self, slot: int) -> bool:
+        """Whether an argument is one of those before it: kinds of arguments say which begin where others do."""
+        x = self.flat[slot]
+        same = (of for of in self.flat[:slot] if of.data_ptr() == x.data_ptr())
+        return any(of.shape == x.shape and of.stride() == x.stride() and of.dtype == x.dtype for of in same)
+
     def _tensor(self, slot: int) -> Tensor:
         return self.flat[slot] if slot < len(self.flat) else self.memories[slot - len(self.flat)].tensor
+
+
+@contextmanager
+def _intercepted(launch: Callable[[Callable[..., None], Any, tuple[Any, ...]], None]) -> Iterator[None]:
+    """Call `launch` for each launch of a kernel by this thread, with what launches it, the launcher and arguments."""
+    kind, thread = launcher_class(), threading.get_ident()
+    ordinary = kind.__call__
+
+    def call(launcher: Any, *given: Any) -> None:
+        if threading.get_ident() == thread:
+            launch(ordinary, launcher, given)
+        else:
+            ordinary(launcher, *given)
+
+    kind.__call__ = call
+    try:
+        yield
+    finally:
+        kind.__call__ = ordinary
 
 
 @contextmanager

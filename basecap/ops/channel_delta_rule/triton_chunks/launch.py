@@ -10,7 +10,6 @@ from torch import Tensor
 
 from basecap.ops._launch import block_of, three_tf32
 from basecap.ops._recurrence.launch_chunks import BLOCK, Walked, columns, output, walk
-from basecap.ops._replay import replayed
 from basecap.ops.channel_delta_rule.triton_chunks import kernels, kernels_backward
 
 #: Key channels per step of a chunk's scores and of what the walk needs.
@@ -108,7 +107,6 @@ def _walk(inputs: _Inputs, chunks: _Chunks, first: Tensor | None, last: Tensor |
     return walk(through, None if first is None else first.contiguous(), last, inputs.options, back=False)
 
 
-@replayed
 def forward(
     tensors: tuple[Tensor, ...], state_BHKV: Tensor | None, starts: Tensor | None, chunk: int
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -134,7 +132,6 @@ def forward(
     return output(chunks.read, chunks.value_pairs, inputs.v, states, inputs.options), last, matrices
 
 
-@replayed
 def backward(
     grads: tuple[Tensor, Tensor | None],
     tensors: tuple[Tensor, ...],

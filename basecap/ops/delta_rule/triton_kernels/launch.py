@@ -7,7 +7,6 @@ import triton
 from torch import Tensor
 
 from basecap.ops._launch import block_of, three_tf32
-from basecap.ops._replay import replayed
 from basecap.ops.delta_rule.triton_kernels import kernels, kernels_backward
 
 #: Channels per step of the products that sum over channels.
@@ -85,7 +84,6 @@ def _prepare(inputs: _Inputs) -> tuple[Tensor, Tensor]:
     return matrices, decays
 
 
-@replayed
 def forward(
     q_BTHK: Tensor,
     k_BTHK: Tensor,
@@ -110,7 +108,6 @@ def forward(
     return o, last, matrices, decays
 
 
-@replayed
 def backward(
     grads: tuple[Tensor, Tensor | None],
     tensors: tuple[Tensor, Tensor, Tensor, Tensor],

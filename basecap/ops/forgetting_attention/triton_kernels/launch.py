@@ -9,7 +9,6 @@ import triton
 from torch import Tensor
 
 from basecap.ops._launch import block_of, dense, first_tokens
-from basecap.ops._replay import replayed
 from basecap.ops.forgetting_attention.triton_kernels import kernels, kernels_backward, operators
 from basecap.ops.known_bad import PIPELINES, known_bad_on
 
@@ -68,7 +67,6 @@ def _plan(q: Tensor, k: Tensor, v: Tensor, segments: Tensor | None, scale: float
     return _Plan(dense(q), dense(k), dense(v), first_tokens(segments), scale)
 
 
-@replayed
 def forward(
     q: Tensor, k: Tensor, v: Tensor, total: Tensor, segments: Tensor | None, scale: float, skip: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -104,7 +102,6 @@ def _find_open(plan: _Plan, total: Tensor, parts: Tensor, ranges: Tensor, skip: 
     kernels.range_fwd_kernel[MS, plan.heads](first, ranges, MQ, MS, R=sizes["BQ"] // sizes["BS"], BM=TILES_AT_ONCE)
 
 
-@replayed
 def backward(
     do: Tensor, inputs: Sequence[Tensor], kept: Sequence[Tensor], segments: Tensor | None, scale: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:

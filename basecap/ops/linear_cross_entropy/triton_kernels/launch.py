@@ -4,11 +4,9 @@ import torch
 import triton
 from torch import Tensor
 
-from basecap.ops._replay import replayed
 from basecap.ops.linear_cross_entropy.triton_kernels import kernels
 
 
-@replayed
 def rows(logits_NV: Tensor, targets_N: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
     """Return float32 losses [N] and their gradient [N, V] over `count`; zero where the target is negative."""
     N, V = logits_NV.shape

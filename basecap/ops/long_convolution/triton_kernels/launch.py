@@ -5,7 +5,6 @@ import triton
 from torch import Tensor
 
 from basecap.ops._launch import dense
-from basecap.ops._replay import replayed
 from basecap.ops.long_convolution.triton_kernels import BT, kernels
 
 #: The most columns per program of the convolution, by the bytes of a number, and of its taps' gradient.
@@ -45,13 +44,11 @@ def _convolve(x_BDT: Tensor, filter_LD: Tensor, back: bool) -> Tensor:
     return y_BDT
 
 
-@replayed
 def forward(u_BTD: Tensor, filter_LD: Tensor) -> Tensor:
     """Return [B, T, D] in the dtype of u, of 16 bits or float32."""
     return _transposed(_convolve(_transposed(u_BTD), filter_LD[: u_BTD.shape[1]], back=False))
 
 
-@replayed
 def backward(dy_BTD: Tensor, u_BTD: Tensor, filter_LD: Tensor) -> tuple[Tensor, Tensor]:
     """Return the gradients of u and, in float32, of the taps."""
     (B, T, D), L = u_BTD.shape, len(filter_LD)

@@ -8,7 +8,6 @@ import triton
 from torch import Tensor
 
 from basecap.ops._launch import registers
-from basecap.ops._replay import replayed
 from basecap.ops.selective_scan.triton_kernels import BT, kept_shape, kernels
 
 #: Channels per program.
@@ -110,7 +109,6 @@ def _first(inputs: _Inputs, state_BDN: Tensor | None) -> Tensor:
     return state_BDN.float().mT.contiguous()
 
 
-@replayed
 def forward(
     x_BTD: Tensor,
     dt_BTD: Tensor,
@@ -137,7 +135,6 @@ def forward(
     return y, carried[:, -1].mT.contiguous(), states
 
 
-@replayed
 def backward(
     grads: tuple[Tensor, Tensor],
     x_BTD: Tensor,

@@ -7,7 +7,6 @@ import triton
 from torch import Tensor
 
 from basecap.ops._launch import registers
-from basecap.ops._replay import replayed
 from basecap.ops.short_convolution.triton_kernels import kernels
 
 #: Channels per program: a warp's 32 lanes hold 4 neighbours each.
@@ -33,7 +32,6 @@ def _strided(x_BTD: Tensor) -> tuple[Tensor, int, int, int]:
     return x, x.stride(0) // align, x.stride(1) // align, align
 
 
-@replayed
 def forward(x_BTD: Tensor, taps_WD: Tensor, bias_D: Tensor | None, segments: Tensor | None, silu: bool) -> Tensor:
     """Return [B, T, D] in the dtype of x; taps and bias in float32."""
     (B, T, D), W = x_BTD.shape, len(taps_WD)
@@ -48,7 +46,6 @@ def forward(x_BTD: Tensor, taps_WD: Tensor, bias_D: Tensor | None, segments: Ten
     return y
 
 
-@replayed
 def backward(
     dy_BTD: Tensor, x_BTD: Tensor, taps_WD: Tensor, bias_D: Tensor | None, segments: Tensor | None, silu: bool
 ) -> tuple[Tensor, Tensor]:

@@ -9,7 +9,6 @@ import triton
 from torch import Tensor
 
 from basecap.ops._launch import block_of, dense, registers
-from basecap.ops._replay import replayed
 from basecap.ops.known_bad import PIPELINES, known_bad_on
 from basecap.ops.ssd.triton_kernels import BT, kernels
 
@@ -120,7 +119,6 @@ def _states(inputs: _Inputs, k: Tensor, v: Tensor, first_BHKV: Tensor, back: boo
     return states, last
 
 
-@replayed
 def forward(
     q_BTGK: Tensor,
     k_BTGK: Tensor,
@@ -142,7 +140,6 @@ def forward(
     return o, last
 
 
-@replayed
 def backward(
     grads: tuple[Tensor, Tensor],
     q_BTGK: Tensor,

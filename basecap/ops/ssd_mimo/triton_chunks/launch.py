@@ -9,7 +9,6 @@ import triton
 from torch import Tensor
 
 from basecap.ops._launch import block_of, registers
-from basecap.ops._replay import replayed
 from basecap.ops.ssd.triton_kernels.launch import sums, sums_bwd
 from basecap.ops.ssd_mimo.triton_chunks import BR, CHANNELS, kernels, kernels_backward, tokens_per_chunk
 
@@ -97,7 +96,6 @@ def _states(inputs: _Inputs, first: Tensor, do: Tensor | None = None) -> tuple[T
     return states, last
 
 
-@replayed
 def forward(q: Tensor, k: Tensor, v: Tensor, tensors: list[Tensor], segments: Tensor | None) -> tuple[Tensor, Tensor]:
     """Return outputs [B, T, R, H, V] in the dtype of v and the final state in float32; `tensors`: see `operators`."""
     inputs = _inputs(q, k, v, tensors, segments)
@@ -111,7 +109,6 @@ def forward(q: Tensor, k: Tensor, v: Tensor, tensors: list[Tensor], segments: Te
     return o, last
 
 
-@replayed
 def backward(
     grads: list[Tensor], q: Tensor, k: Tensor, v: Tensor, tensors: list[Tensor], segments: Tensor | None
 ) -> list[Tensor]:

@@ -7,12 +7,10 @@ import triton
 from torch import Tensor
 
 from basecap.ops._launch import block_of
-from basecap.ops._replay import replayed
 from basecap.ops._sums import running_sums
 from basecap.ops.taylor_attention.triton_kernels import kernels
 
 
-@replayed
 def forward(q: Tensor, k: Tensor, v: Tensor, eps: float, chunk: int) -> tuple[Tensor, Tensor]:
     """Return outputs [B, T, H, V] in the dtype of v and denominators [B, T, H] in float32."""
     q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
@@ -24,7 +22,6 @@ def forward(q: Tensor, k: Tensor, v: Tensor, eps: float, chunk: int) -> tuple[Te
     return o, norm
 
 
-@replayed
 def backward(
     q: Tensor, k: Tensor, v: Tensor, o: Tensor, norm: Tensor, do: Tensor, chunk: int
 ) -> tuple[Tensor, Tensor, Tensor]:

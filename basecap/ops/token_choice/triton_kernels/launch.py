@@ -9,7 +9,6 @@ from torch import Tensor
 
 from basecap.ops._dispatch import MOST_PROGRAMS
 from basecap.ops._launch import block_of, first_tokens, three_tf32
-from basecap.ops._replay import replayed
 from basecap.ops._sums import exact_dtype
 from basecap.ops.known_bad import PIPELINES, known_bad_on
 from basecap.ops.token_choice.triton_kernels import kernels, kernels_loss
@@ -102,7 +101,6 @@ def _choose(scores: Tensor, starts: Tensor | None, chosen: Tensor, part: _Part, 
     )
 
 
-@replayed
 def choose_by_index(q: Tensor, k: Tensor, weights: Tensor, segments: Tensor | None, top: int) -> Tensor:
     """Return bool [B, T, T], the tokens that each query reads."""
     index, starts = [x.contiguous() for x in (q, k, weights)], first_tokens(segments)
@@ -116,7 +114,6 @@ def choose_by_index(q: Tensor, k: Tensor, weights: Tensor, segments: Tensor | No
     return chosen
 
 
-@replayed
 def choose_by_mass(q: Tensor, k: Tensor, segments: Tensor | None, top: int) -> Tensor:
     """Return bool [B, T, T], the tokens that each query reads."""
     heads, starts = [q.contiguous(), k.contiguous()], first_tokens(segments)
@@ -130,7 +127,6 @@ def choose_by_mass(q: Tensor, k: Tensor, segments: Tensor | None, top: int) -> T
     return chosen
 
 
-@replayed
 def divergence(
     index_q: Tensor,
     index_k: Tensor,

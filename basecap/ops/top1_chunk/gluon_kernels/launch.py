@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from basecap.ops._launch import dense
-from basecap.ops._replay import replayed
 from basecap.ops.top1_chunk.gluon_kernels import kernels_approx, kernels_backward, kernels_exact
 from basecap.ops.top1_chunk.triton_kernels import launch as triton_launch
 from basecap.ops.top1_chunk.triton_kernels.launch import attend
@@ -14,7 +13,6 @@ from basecap.ops.top1_chunk.triton_kernels.launch import attend
 __all__ = ["attend", "attend_backward", "choose"]
 
 
-@replayed
 def choose(
     q: Tensor,
     k: Tensor,
@@ -46,7 +44,6 @@ def choose(
     return choice
 
 
-@replayed
 def attend_backward(do: Tensor, saved: Sequence[Tensor], chunk: int, scale: float) -> tuple[Tensor, Tensor, Tensor]:
     """Return dq, dk, dv (arXiv 2505.18522, algorithm 2); `saved` as in `operators.attend_backward`."""
     q, k, v, *_, choice, _, _ = saved

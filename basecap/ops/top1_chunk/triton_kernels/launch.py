@@ -11,7 +11,6 @@ from torch import Tensor
 
 from basecap.ops._dispatch import interpreted
 from basecap.ops._launch import block_of, dense
-from basecap.ops._replay import replayed
 from basecap.ops._selection.launch import Index, invert
 from basecap.ops.top1_chunk.triton_kernels import SHARED, kernels_attend, kernels_choose
 
@@ -59,7 +58,6 @@ def stages_for(stages: int, x: Tensor, rows: int, chunk: int) -> int:
     return min(stages, max(1, (SHARED - rows * row) // (chunk * row)))
 
 
-@replayed
 def choose(
     q: Tensor,
     k: Tensor,
@@ -165,7 +163,6 @@ def share_of(chunk: int) -> int:
     return max(512, 4 * chunk)
 
 
-@replayed
 def attend(
     q: Tensor, k: Tensor, v: Tensor, choice: Tensor, grid: Tensor, own: Tensor, chunk: int, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -210,7 +207,6 @@ class BackwardKernel:
     programs: Callable[[int], int]
 
 
-@replayed
 def attend_backward(do: Tensor, saved: Sequence[Tensor], chunk: int, scale: float) -> tuple[Tensor, Tensor, Tensor]:
     """Return dq, dk, dv (arXiv 2505.18522, algorithm 2); `saved` as in `operators.attend_backward`."""
     q, k, v, *_, choice, _, _ = saved

@@ -5,7 +5,6 @@ import triton
 from torch import Tensor
 
 from basecap.ops._launch import block_of, dense
-from basecap.ops._replay import replayed
 from basecap.ops._selection.launch import invert
 from basecap.ops.top1_element.eager import gather
 from basecap.ops.top1_element.triton_kernels import kernels
@@ -13,7 +12,6 @@ from basecap.ops.top1_element.triton_kernels import kernels
 __all__ = ["choose", "gather", "scatter"]
 
 
-@replayed
 def choose(q: Tensor, k: Tensor, first: Tensor) -> Tensor:
     """Return int32 [N, H], the row of the best key; see `eager.choose`."""
     q, k = dense(q), dense(k)
@@ -30,7 +28,6 @@ def choose(q: Tensor, k: Tensor, first: Tensor) -> Tensor:
     return choice
 
 
-@replayed
 def scatter(do: Tensor, choice: Tensor, groups: int) -> Tensor:
     """Return [N, G, K], for each key the sum of do over the queries that chose it; the same bits every time."""
     do = do.contiguous()

@@ -6,14 +6,12 @@ import torch
 import triton
 from torch import Tensor
 
-from basecap.ops._replay import replayed
 from basecap.ops.wkv4.triton_kernels import kernels
 
 #: Channels per program and the fewest tokens per chunk.
 CHANNELS, TOKENS = 128, 64
 
 
-@replayed
 def scan(k_BTD: Tensor, v_BTD: Tensor, decay_D: Tensor, starts_BT: Tensor | None) -> tuple[Tensor, Tensor]:
     """Return running weights and means [B, T, D], float32; see `operators.scan`."""
     weights, values, decay = k_BTD.contiguous(), v_BTD.contiguous(), decay_D.contiguous()
@@ -29,7 +27,6 @@ def scan(k_BTD: Tensor, v_BTD: Tensor, decay_D: Tensor, starts_BT: Tensor | None
     return out_weights, out_values
 
 
-@replayed
 def accumulate(share_BTD: Tensor, values_2BTD: Tensor) -> Tensor:
     """Return x_t = values_t + share_{t+1} x_{t+1}, [2, B, T, D], float32."""
     shares, values = share_BTD.contiguous(), values_2BTD.contiguous()

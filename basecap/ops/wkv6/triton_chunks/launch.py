@@ -9,7 +9,6 @@ import triton.language as tl
 from torch import Tensor
 
 from basecap.ops._launch import block_of, registers, three_tf32
-from basecap.ops._replay import replayed
 from basecap.ops.wkv6.triton_chunks import kernels, kernels_backward
 
 #: Key channels per step of a chunk's forward and backward, value channels per program of a walk.
@@ -91,7 +90,6 @@ def _walk(inputs: _Inputs, k: Tensor, v: Tensor, first: Tensor | None, last: Ten
     return states
 
 
-@replayed
 def forward(
     r_BTGK: Tensor,
     k_BTGK: Tensor,
@@ -117,7 +115,6 @@ def forward(
     return o, final, states, scores
 
 
-@replayed
 def backward(
     grads: tuple[Tensor, Tensor | None],
     tensors: tuple[Tensor, Tensor, Tensor, Tensor, Tensor],

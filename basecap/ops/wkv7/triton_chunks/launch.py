@@ -10,7 +10,6 @@ from torch import Tensor
 
 from basecap.ops._launch import block_of, three_tf32
 from basecap.ops._recurrence.launch_chunks import BLOCK, Walked, output, walk
-from basecap.ops._replay import replayed
 from basecap.ops.wkv7.triton_chunks import kernels, kernels_backward
 
 
@@ -103,7 +102,6 @@ def _walk(inputs: _Inputs, chunks: _Chunks, v: Tensor, first: Tensor | None, las
     return walk(Walked(left, right, write, v, chunks.across), first, last, inputs.options, back=back)
 
 
-@replayed
 def forward(
     tensors: tuple[Tensor, ...], state_BHKV: Tensor | None, segments: Tensor | None, chunk: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -125,7 +123,6 @@ def forward(
     return output(chunks.read, chunks.read_pairs, inputs.v, states, inputs.options), last, inverse, states
 
 
-@replayed
 def backward(
     grads: tuple[Tensor, Tensor | None],
     tensors: tuple[Tensor, ...],
