@@ -12,7 +12,7 @@ from torch import Tensor
 from basecap.ops._dispatch import families, functions_of, without_autocast
 from basecap.ops._saved import save_under_checkpointing
 from basecap.ops._transforms import no_second_derivatives, refuse_batched_gradients
-from basecap.ops.operators import operator
+from basecap.ops.operators import Direct, operator
 from basecap.ops.top1_chunk import eager, gluon_kernels, triton_kernels
 
 #: The fastest first.
@@ -113,3 +113,28 @@ def _backward(ctx, do, *_):
 
 attend.register_autograd(_backward, setup_context=_setup)
 attend_backward.register_autograd(no_second_derivatives("top1_chunk"))
+
+
+def _by_operators(q, k, v, layout, chunk, exact, scale, remote, family):
+    choice = choose(q.detach(), k.detach(), layout, chunk, exact, scale, remote, family)
+    return *attend(q, k, v, choice, layout, chunk, scale, family), choice
+
+
+def _at_once(q, k, v, layout, chunk, exact, scale, remote, family):
+    choice = choose.function(q, k, layout, chunk, exact, scale, remote, family)
+    return *attend.function(q, k, v, choice, layout, chunk, scale, family), choice
+
+
+def _setup_of_both(ctx, inputs, output):
+    q, k, v, layout, ctx.chunk, _, ctx.scale, _, ctx.family = inputs
+    ctx.mark_non_differentiable(*output[1:])
+    ctx.save_for_backward(q, k, v, *output, *layout)
+
+
+def _backward_of_both(ctx, *grads):
+    return *_backward(ctx, *grads)[:3], [None, None], None, None, None, None, None
+
+
+#: Returns what `attend` does, and the choice, of queries, keys, values and what `choose` takes behind these.
+choose_and_attend = Direct(_at_once, seen=_by_operators)
+choose_and_attend.register_autograd(_backward_of_both, setup_context=_setup_of_both)
