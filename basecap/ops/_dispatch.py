@@ -20,12 +20,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from types import ModuleType
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from basecap.errors import ConfigError, nearest
+from basecap.ops._kinds import kinds_of
 
 Backend = Literal["auto", "eager", "triton"]
 #: Those of ops that also have kernels for CPUs.
@@ -39,6 +40,10 @@ IMPLEMENTATIONS: dict[str, str] = {}
 
 #: Backends that "auto" does not choose now, see `without_kernels`; None: families that no `backend` selects.
 _left_out: list[tuple[WithNumba | None, ...]] = []
+
+#: What `choose` decided, by all that a decision depends on; beyond this many it forgets all.
+_DECISIONS: dict[Any, "_Decision"] = {}
+MOST_DECISIONS = 512
 
 #: Separates the entries of an op that ran in several ways, for example in training and in decoding.
 ALSO = " | "
@@ -60,16 +65,15 @@ def constant_result(function: Decided) -> Decided:
 
 
 @constant_result
-def note(op: str, runs: str, reason: str | None) -> None:
-    """Add to IMPLEMENTATIONS what `op` runs and the `reason` why nothing faster runs; log it once.
+def note(op: str, what: str) -> None:
+    """Add to IMPLEMENTATIONS what `op` runs, and why nothing faster does; log it once.
 
     Compiled code does so when it is traced.
     """
-    what = runs if reason is None else f"{runs}: {reason}"
     held = IMPLEMENTATIONS.get(op)
     if held is None:
         IMPLEMENTATIONS[op] = what
-    elif what not in held.split(ALSO):
+    elif held != what and what not in held.split(ALSO):
         IMPLEMENTATIONS[op] = held + ALSO + what
     _log_once(op, what)
 
@@ -227,6 +231,48 @@ def choose(
     Raises:
         ConfigError: an unknown backend, or one that cannot run.
     """
+    decide = _decide if torch.compiler.is_compiling() else _decide_once
+    decision = decide(op, backend, families, given, slower)
+    if decision.noted is not None:
+        note(op, decision.noted)
+    return decision.name
+
+
+class _Decision(NamedTuple):
+    """The name of a family, what is noted of it, and all families, whose `id` remains theirs for as long as this."""
+
+    name: str
+    noted: str | None
+    families: Mapping[str, ModuleType]
+
+
+def forget() -> None:
+    """Forget what was decided: for trials that change what decides."""
+    _DECISIONS.clear()
+
+
+def _decide_once(
+    op: str, backend: WithNumba, families: Mapping[str, ModuleType], given: Sequence[Any], slower: str | None
+) -> _Decision:
+    """Return what `_decide` does, or did in these circumstances."""
+    flat: list[Tensor] = []
+    kinds = kinds_of(given, flat)
+    if kinds is None:  # it may depend on more
+        return _decide(op, backend, families, given, slower)
+    device = torch.cuda.current_device() if given[0].is_cuda else None
+    learn = torch.is_grad_enabled() and tuple([x.requires_grad for x in flat])
+    key = (op, backend, id(families), slower, kinds, device, learn, deterministic(), *_left_out)
+    decision = _DECISIONS.get(key)
+    if decision is None:
+        if len(_DECISIONS) >= MOST_DECISIONS:
+            forget()
+        decision = _DECISIONS[key] = _decide(op, backend, families, given, slower)
+    return decision
+
+
+def _decide(
+    op: str, backend: WithNumba, families: Mapping[str, ModuleType], given: Sequence[Any], slower: str | None
+) -> _Decision:
     check_backend(backend, [family.BACKEND for family in families.values()])
     x: Tensor = given[0]
     refused: dict[str, str] = {}
@@ -242,9 +288,10 @@ def choose(
             reason = family.untried(*given)
         reason = reason or _varies(family)
         if reason is None:
-            if backend != "eager" and x.dtype != torch.float64:
-                note(op, family.RUNS, _join_refusals(refused, last=family.BACKEND == "eager"))
-            return name
+            silent = backend == "eager" or x.dtype == torch.float64
+            why = _join_refusals(refused, last=family.BACKEND == "eager")
+            what = family.RUNS if why is None else f"{family.RUNS}: {why}"
+            return _Decision(name, None if silent else what, families)
         refused[family.RUNS] = reason
     raise _refusal(op, *list(refused.items())[-1])
 

@@ -5,7 +5,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C import _functorch as functorch
 
 _PLAIN = (Tensor, torch.nn.Parameter)
 _VALUES = (type(None), bool, int, str)
@@ -15,8 +14,9 @@ def kinds_of(given: Sequence[Any], flat: list[Tensor]) -> tuple[Any, ...] | None
     """Return what kinds of arguments these are, to compare and to hash, and add the tensors to `flat`.
 
     Shapes, strides, dtypes, devices and alignment of tensors, which of them begin at one address, and numbers, strings
-    and None. Lists count as the tensors in them. The result is None where a tensor is more than its memory, as one that
-    is traced or stands for the negative of its numbers, and where an argument is of another type.
+    and None. Lists count as the tensors in them. The result is None where a tensor is more or less than its
+    memory, as one that is traced, mapped or sparse or stands for the negative of its numbers, and where an argument is
+    of another type.
     """
     parts: list[Any] = []
     addresses: list[int] = []
@@ -32,7 +32,7 @@ def _describe(given: Sequence[Any], flat: list[Tensor], addresses: list[int], pa
     for x in given:
         kind = type(x)
         if kind in _PLAIN:
-            if x.is_meta or x.is_neg() or functorch.is_legacy_batchedtensor(x):
+            if x.is_meta or x.is_neg() or not torch._C._has_storage(x):
                 return False
             address = x.data_ptr()
             flat.append(x)

@@ -21,9 +21,9 @@ def check_floating(tensors: Mapping[str, Tensor]) -> None:
     """Raise ConfigError unless all of these tensors, keyed by argument name, have a dtype in `FLOATS`."""
     for name, x in tensors.items():
         check_tensor(name, x)
-        if not x.is_floating_point():
-            raise ConfigError(f"{name} must be floating point, not {x.dtype}.")
         if x.dtype not in FLOATS:
+            if not x.is_floating_point():
+                raise ConfigError(f"{name} must be floating point, not {x.dtype}.")
             raise ConfigError(f"{name} must be float16, bfloat16, float32 or float64, not {x.dtype}; convert it.")
 
 
@@ -44,7 +44,7 @@ def check_tensor(name: str, x: object) -> None:
 
 def is_whole(number: object) -> bool:
     """Whether this is an integer of Python or NumPy and not a bool."""
-    return isinstance(number, Integral) and not isinstance(number, bool)
+    return type(number) is int or (isinstance(number, Integral) and not isinstance(number, bool))
 
 
 def is_number(number: object) -> bool:

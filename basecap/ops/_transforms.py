@@ -54,8 +54,12 @@ def refuse_transforms(op: str, *tensors: Tensor | None) -> None:
         if _differentiated():  # compiled code would return zeros
             raise ConfigError(_BY_TORCH_FUNC.format(op=op))
         return
-    if any(forward_ad.unpack_dual(x).tangent is not None for x in tensors if x is not None):
-        raise ConfigError(f"{op} has no forward-mode derivatives (jvp, jacfwd); use torch.autograd.grad or backward().")
+    if forward_ad._current_level >= 0:
+        duals = [forward_ad.unpack_dual(x) for x in tensors if x is not None]
+        if any(dual.tangent is not None for dual in duals):
+            raise ConfigError(
+                f"{op} has no forward-mode derivatives (jvp, jacfwd); use torch.autograd.grad or backward()."
+            )
     levels = functorch.get_interpreter_stack() or ()
     if any(level.key() == functorch.TransformType.Grad for level in levels) and wants_gradients(*tensors):
         raise ConfigError(_BY_TORCH_FUNC.format(op=op))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from basecap.ops import _replay
+from basecap.ops import _dispatch, _replay
 from basecap.ops._dispatch import interpreted
 
 if not torch.cuda.is_available() and "triton" not in sys.modules:
@@ -22,8 +22,9 @@ def no_numba() -> None:
 
 @pytest.fixture(autouse=True)
 def unrecorded() -> None:
-    """Forget launches that were recorded before: a test may change a constant, or fill memory that a kernel gets."""
+    """Forget launches and decisions of before: a test may change a constant, or fill memory that a kernel gets."""
     _replay.forget()
+    _dispatch.forget()
 
 
 @torch.no_grad()

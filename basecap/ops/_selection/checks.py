@@ -11,16 +11,18 @@ def check_heads(tensors: dict[str, Tensor]) -> None:
     """Raise ConfigError unless "q" [B, T, H, K], "k" and "v" [B, T, G, K], as many as are given, match."""
     check_floating(tensors)
     (first, like), *_ = tensors.items()
+    shape, dtype, device = like.shape, like.dtype, like.device
     for name, x in tensors.items():
-        if x.dim() != 4 or 0 in x.shape[1:]:
-            raise ConfigError(f"{name} {tuple(x.shape)} must be [B, T, heads, K], with all but B at least 1.")
-        if x.dtype != like.dtype or x.device != like.device:
+        size = x.shape
+        if len(size) != 4 or not (size[1] and size[2] and size[3]):
+            raise ConfigError(f"{name} {tuple(size)} must be [B, T, heads, K], with all but B at least 1.")
+        if x.dtype != dtype or x.device != device:
             raise ConfigError(
-                f"{name} is {x.dtype} on {x.device}, {first} is {like.dtype} on {like.device}; use the same for both."
+                f"{name} is {x.dtype} on {x.device}, {first} is {dtype} on {device}; use the same for both."
             )
-        if x.shape[:2] != like.shape[:2] or x.shape[3] != like.shape[3]:
+        if size[0] != shape[0] or size[1] != shape[1] or size[3] != shape[3]:
             raise ConfigError(
-                f"{name} {tuple(x.shape)} must have the B, T and K of {first} {tuple(like.shape)}; both are "
+                f"{name} {tuple(size)} must have the B, T and K of {first} {tuple(shape)}; both are "
                 "[B, T, heads, K], time before heads."
             )
     k = tensors["k"]
