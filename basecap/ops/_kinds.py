@@ -6,7 +6,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_PLAIN = (Tensor, torch.nn.Parameter)
 _VALUES = (type(None), bool, int, str)
 
 
@@ -19,28 +18,31 @@ def kinds_of(given: Sequence[Any], flat: list[Tensor]) -> tuple[Any, ...] | None
     of another type.
     """
     parts: list[Any] = []
-    addresses: list[int] = []
-    if not _describe(given, flat, addresses, parts):
+    if not _sort(given, flat, parts):
         return None
+    try:
+        addresses = [x.data_ptr() for x in flat]
+    except RuntimeError:  # it has no memory of its own
+        return None
+    if True in [x.is_neg() or x.is_meta for x in flat]:
+        return None
+    parts += [(x.shape, x.stride(), x.dtype, x.device) for x in flat]
+    parts += [address % 16 for address in addresses]
     if len({*addresses}) < len(addresses):
-        parts.append(tuple([addresses.index(address) for address in addresses]))
+        parts += [addresses.index(address) for address in addresses]
     return tuple(parts)
 
 
-def _describe(given: Sequence[Any], flat: list[Tensor], addresses: list[int], parts: list[Any]) -> bool:
-    """Add each argument to the lists; return False if one has no kind."""
+def _sort(given: Sequence[Any], flat: list[Tensor], parts: list[Any]) -> bool:
+    """Add the tensors to `flat`, the kinds of all and what is no tensor to `parts`; return False if one has no kind."""
     for x in given:
         kind = type(x)
-        if kind in _PLAIN:
-            if x.is_meta or x.is_neg() or not torch._C._has_storage(x):
-                return False
-            address = x.data_ptr()
+        if kind is Tensor or kind is torch.nn.Parameter:
             flat.append(x)
-            addresses.append(address)
-            parts += x.shape, x.stride(), x.dtype, x.device, address % 16
+            parts.append(Tensor)
         elif kind is list or kind is tuple:
             parts.append(len(x))
-            if not _describe(x, flat, addresses, parts):
+            if not _sort(x, flat, parts):
                 return False
         elif kind is float:
             # 0.0 and -0.0 are equal, and a NaN is not equal to itself.

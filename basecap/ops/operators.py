@@ -44,16 +44,8 @@ class Direct:
         if kinds is None:
             return self._seen(*given)
         if not torch.is_grad_enabled() or not any(x.requires_grad for x in flat):
-            return self.run(kinds, given, flat)
-        return self._seen(*given) if self.backward is None else _Node.apply(self, kinds, given, *flat)
-
-    def run(self, kinds: tuple[Any, ...], given: Sequence[Any], flat: Sequence[Tensor]) -> Any:
-        """Return what the function returns, whose operations autograd does not see.
-
-        It would take results that are parts of other tensors for views, which callers could not change in place.
-        """
-        with torch._C._AutoDispatchBelowADInplaceOrView():
             return self.replayed.of(kinds, given, flat)
+        return self._seen(*given) if self.backward is None else _apply(self, kinds, given, *flat)
 
 
 class Operator:
@@ -112,15 +104,20 @@ class _Node(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, direct: Direct, kinds: tuple[Any, ...], given: Sequence[Any], *flat: Tensor) -> Any:
-        output = direct.run(kinds, given, flat)
-        ctx.backward, ctx.tensors = direct.backward, [_is_tensor(x) for x in given]
+        output = direct.replayed.of(kinds, given, flat)
+        ctx.direct = direct
+        # Which arguments are tensors, of a list which items.
+        ctx.tensors = [
+            [isinstance(item, Tensor) for item in x] if type(x) in (list, tuple) else isinstance(x, Tensor)
+            for x in given
+        ]
         if direct.setup is not None:
             direct.setup(ctx, given, output)
         return output
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
-        found = ctx.backward(ctx, *grads)
+        found = ctx.direct.backward(ctx, *grads)
         flat: list[Tensor | None] = []
         for grad, tensor in zip(found if isinstance(found, tuple) else (found,), ctx.tensors, strict=True):
             if tensor is True:
@@ -130,9 +127,8 @@ class _Node(torch.autograd.Function):
         return None, None, None, *flat
 
 
-def _is_tensor(x: Any) -> bool | list[bool]:
-    """Return whether an argument is a tensor, of a list for each item."""
-    return [isinstance(item, Tensor) for item in x] if type(x) in (list, tuple) else isinstance(x, Tensor)
+#: `_Node.apply` without what PyTorch does for transforms of torch.func, which see operators instead.
+_apply: Callable[..., Any] = getattr(super(torch.autograd.Function, _Node), "apply")  # noqa: B009
 
 
 def _watched() -> bool:

@@ -22,8 +22,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from basecap.ops._kinds import kinds_of
-from basecap.ops._replay import recorder
-from basecap.ops._replay.recorder import launches_of, record_call
+from basecap.ops._replay.recorder import launches_of, observed, record_call
 
 R = TypeVar("R")
 
@@ -42,7 +41,8 @@ _recording = threading.Lock()
 class Replayed(Generic[R]):
     """Does what a function does, from its third call with arguments of one kind on from a record.
 
-    Arguments are given by position: tensors, lists of them, numbers, strings and None.
+    Arguments are given by position: tensors, lists of them, numbers, strings and None. Autograd does not see what is
+    done: it would take results that are parts of other tensors for views, which callers could not change in place.
     """
 
     def __init__(self, function: Callable[..., R]) -> None:
@@ -54,22 +54,26 @@ class Replayed(Generic[R]):
     def __call__(self, *given: Any) -> R:
         """Return what the function returns."""
         if torch.compiler.is_compiling() or _get_current_dispatch_mode() is not None:
-            return self.function(*given)
+            return self._ordinary(given)
         flat: list[Tensor] = []
         kinds = kinds_of(given, flat)
-        return self.function(*given) if kinds is None else self.of(kinds, given, flat)
+        return self._ordinary(given) if kinds is None else self.of(kinds, given, flat)
 
     def of(self, kinds: tuple[Any, ...], given: Sequence[Any], flat: Sequence[Tensor]) -> R:
         """Return what the function returns for arguments of these kinds, which no mode watches, with these tensors."""
         key = (kinds, torch.are_deterministic_algorithms_enabled(), _autocast(flat))
         record = self.records.get(key)
-        if record is False or recorder.observed():
-            return self.function(*given)
+        if record is False or observed():
+            return self._ordinary(given)
         return record(*flat) if callable(record) else self._recorded(key, given, flat)
+
+    def _ordinary(self, given: Sequence[Any]) -> R:
+        with torch._C._AutoDispatchBelowADInplaceOrView():
+            return self.function(*given)
 
     def _recorded(self, key: Any, given: Sequence[Any], flat: Sequence[Tensor]) -> R:
         """Return what the function returns, and record the call if it is the second one."""
-        call = partial(self.function, *given)
+        call = partial(self._ordinary, given)
         if not flat or flat[0].device.type not in DEVICES or importlib.util.find_spec("triton") is None:
             self._keep(key, False)
             return call()

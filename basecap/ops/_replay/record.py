@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 
 #: Bytes at multiples of which tensors begin, as those of PyTorch's own allocator do.
 ALIGNMENT = 512
@@ -106,6 +107,9 @@ def compile_record(
         body += [f"del t{slot}" for slot, (_, last) in spans.items() if last == at and slot in tensors]
     body += [*made[-1], f"return {writer.expression(results)}"]
     names = "".join(f"t{slot}, " for slot in range(len(given)))
+    if writer.views or any(isinstance(step.function, OpOverload) for step in steps):
+        below = writer.constant(torch._C._AutoDispatchBelowADInplaceOrView)
+        body = [f"with {below}():", *(f"    {line}" for line in body)]
     source = f"def replay({names}):\n" + "".join(f"    {line}\n" for line in body)
     exec(compile(source, "<recorded launches>", "exec"), writer.names)
     function: Callable[..., Any] = writer.names["replay"]
@@ -129,6 +133,8 @@ class _Writer:
             ((offset, layout),) = found if len(found) == 1 else [(0, None)]
             if layout is not None and not offset and not memory.returned and _fills(layout, memory.tensor):
                 self.layouts[slot] = layout
+        #: Whether parts of tensors are made, which autograd must not take for views.
+        self.views = any(isinstance(x, Location) and x.layout and x.slot not in self.layouts for x in places)
 
     def constant(self, x: Any) -> str:
         """Return a name of x."""
