@@ -259,7 +259,7 @@ def _decide_once(
     kinds = kinds_of(given, flat)
     if kinds is None:  # it may depend on more
         return _decide(op, backend, families, given, slower)
-    device = torch.cuda.current_device() if given[0].is_cuda else None
+    device = torch._C._cuda_getDevice() if given[0].is_cuda else None
     learn = torch.is_grad_enabled() and tuple([x.requires_grad for x in flat])
     key = (op, backend, id(families), slower, kinds, device, learn, deterministic(), *_left_out)
     decision = _DECISIONS.get(key)

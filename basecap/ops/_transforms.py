@@ -60,14 +60,16 @@ def refuse_transforms(op: str, *tensors: Tensor | None) -> None:
             raise ConfigError(
                 f"{op} has no forward-mode derivatives (jvp, jacfwd); use torch.autograd.grad or backward()."
             )
-    levels = functorch.get_interpreter_stack() or ()
-    if any(level.key() == functorch.TransformType.Grad for level in levels) and wants_gradients(*tensors):
+    levels = functorch.get_interpreter_stack()
+    if levels and any(level.key() == functorch.TransformType.Grad for level in levels) and wants_gradients(*tensors):
         raise ConfigError(_BY_TORCH_FUNC.format(op=op))
 
 
 def refuse_mapping(op: str, *tensors: Tensor) -> None:
     """Raise ConfigError for tensors under `vmap`: PyTorch does not map operators that take lists."""
-    if not torch.compiler.is_compiling() and any(functorch.is_batchedtensor(x) for x in tensors):
+    if torch.compiler.is_compiling() or functorch.peek_interpreter_stack() is None:
+        return
+    if any(functorch.is_batchedtensor(x) for x in tensors):
         raise ConfigError(_BY_TORCH_FUNC.format(op=op))
 
 

@@ -56,7 +56,8 @@ class Memory:
 
     #: Holds the memory while the call is recorded, so that its address stays its own.
     tensor: Tensor
-    zero: bool = False
+    #: The number that it is filled with.
+    filled: float | None = None
     #: Whether a tensor is made of it: a result, or what an operation of PyTorch takes or returns.
     named: bool = False
     #: Whether an operation of PyTorch, replayed, returns it.
@@ -83,7 +84,7 @@ def compile_record(
         if slot not in spans:
             continue
         first, last = spans[slot]
-        if memory.returned or memory.named or memory.zero:
+        if memory.returned or memory.named or memory.filled is not None:
             tensors.add(slot)
         if memory.returned:
             continue
@@ -96,7 +97,7 @@ def compile_record(
     body = [line for slot in range(len(given)) for line in writer.address(slot)]
     if scratch:
         bytes = max(block.offset + block.bytes for block in scratch)
-        make = partial(torch.empty, bytes, dtype=torch.uint8, device=given[0].device)
+        make = _empty((bytes,), (1,), torch.uint8, given[0].device)
         body += [f"scratch = {writer.constant(make)}()", "base = scratch.data_ptr()"]
     stream = partial(current_stream(), given[0].device.index)
     body.append(f"stream = {writer.constant(stream)}()")
@@ -251,8 +252,22 @@ def _maker(memory: Memory, layout: Layout | None) -> Callable[[], Tensor]:
     """Return a function that makes such a tensor, or one of this layout."""
     tensor = memory.tensor
     shape, stride = layout or (tuple(tensor.shape), tensor.stride())
-    empty = partial(torch.empty_strided, shape, stride, dtype=tensor.dtype, device=tensor.device)
-    return (lambda: empty().zero_()) if memory.zero else empty
+    empty = _empty(shape, stride, tensor.dtype, tensor.device)
+    number = memory.filled
+    if number is None:
+        return empty
+    # Not for -0.0, which is as false as 0.
+    return (lambda: empty().zero_()) if repr(number) == "0" else (lambda: empty().fill_(number))
+
+
+def _empty(
+    shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype, device: torch.device
+) -> Callable[[], Tensor]:
+    """Return a function that allocates a tensor: where PyTorch has it, that of compiled code, in half the time."""
+    make = getattr(torch._C._dynamo.guards, f"_empty_strided_{device.type}", None)
+    if make is not None:
+        return partial(make, shape, stride, dtype)
+    return partial(torch.empty_strided, shape, stride, dtype=dtype, device=device)
 
 
 def current_stream() -> Callable[[int], int]:

@@ -19,6 +19,8 @@ _ALLOCATIONS = {
     _aten.new_empty_strided.default,
 }  # fmt: skip
 _ZEROS = {_aten.zeros.default, _aten.zeros_like.default, _aten.new_zeros.default}
+#: Allocations of memory that is filled with a number, and which of their arguments that is.
+_FILLED = {_aten.full.default: 1, _aten.full_like.default: 1, _aten.new_full.default: 2}
 #: Numbers and the like, which are the same in every call of one kind.
 _CONSTANTS = (type(None), bool, int, float, str, bytes)
 _UNKNOWN = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.nondeterministic_seeded}
@@ -72,8 +74,12 @@ class Recorder(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         options = kwargs or {}
         out = func(*args, **options)
-        if func in _ALLOCATIONS or func in _ZEROS:
-            self.memories.append(Memory(out, zero=func in _ZEROS))
+        if func in _ALLOCATIONS:
+            self.memories.append(Memory(out))
+        elif func in _ZEROS:
+            self.memories.append(Memory(out, filled=0))
+        elif func in _FILLED:
+            self.memories.append(Memory(out, filled=args[_FILLED[func]]))
         elif not (_is_view(func) and _shares(out, (*args, *options.values()))):
             try:
                 self._operation(func, args, options, out)

@@ -35,12 +35,12 @@ def check_heads(tensors: dict[str, Tensor]) -> None:
 
 def check_packing(x_BTHK: Tensor, segments: Tensor | None, cu_seqlens: Tensor | None) -> None:
     """Raise ConfigError unless at most one of `segments` and `cu_seqlens` is given and it fits [B, T]."""
-    batch, length = x_BTHK.shape[:2]
-    if segments is not None and cu_seqlens is not None:
-        raise ConfigError("segments and cu_seqlens both describe the packing; give one of them.")
     name, given = ("segments", segments) if cu_seqlens is None else ("cu_seqlens", cu_seqlens)
     if given is None:
         return
+    if segments is not None and cu_seqlens is not None:
+        raise ConfigError("segments and cu_seqlens both describe the packing; give one of them.")
+    batch, length = x_BTHK.shape[:2]
     check_integers(name, given)
     if given.device != x_BTHK.device:
         raise ConfigError(f"{name} is on {given.device}, q is on {x_BTHK.device}; put both on one device.")

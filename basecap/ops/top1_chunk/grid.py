@@ -1,5 +1,7 @@
 """Chunk boundaries: sequences of any lengths, packed in one row of tokens, each cut into chunks from its start."""
 
+from functools import cache
+
 import torch
 from torch import Tensor
 
@@ -38,11 +40,16 @@ def _uniform(batch: int, length: int, chunk: int, device: torch.device) -> Grid:
 
 
 def _captures(device: torch.device) -> bool:
-    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+    return _is_cuda(device) and torch.cuda.is_current_stream_capturing()
 
 
 def _stream(device: torch.device) -> int:
-    return torch._C._cuda_getCurrentRawStream(device.index) if device.type == "cuda" else 0
+    return torch._C._cuda_getCurrentRawStream(device.index) if _is_cuda(device) else 0
+
+
+@cache
+def _is_cuda(device: torch.device) -> bool:
+    return device.type == "cuda"  # the name is made anew each time
 
 
 def _uniform_grid(batch: int, length: int, chunk: int, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -118,7 +125,7 @@ def chunk_grid(x_BTGK: Tensor, chunk: int, segments: Tensor | None, cu_seqlens: 
         int32 [M, 3], each chunk's first token, the token after its last, and the first chunk of its sequence;
         int32 [B * T], each token's chunk. Every chunk before the last of its sequence is full.
     """
-    B, T = x_BTGK.shape[:2]
+    B, T, *_ = x_BTGK.shape
     if segments is not None:
         cu_seqlens = bounds_of(segments)
     if cu_seqlens is not None:
