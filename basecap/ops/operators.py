@@ -21,10 +21,16 @@ class Direct:
     call that none of them watches runs the function itself, from a record of its launches (see `_replay`), inside one
     `torch.autograd.Function` where gradients are wanted: PyTorch's own way to an operator in Python costs about a
     quarter of a millisecond of the caller's time. Arguments are given by position.
+
+    Args:
+        function: the function, which may return more than callers get: what only the backward pass takes.
+        seen: what to call where something watches.
+        first: whether callers only get the first of its results.
     """
 
-    def __init__(self, function: Callable[..., Any], seen: Callable[..., Any]) -> None:
+    def __init__(self, function: Callable[..., Any], seen: Callable[..., Any], first: bool = False) -> None:
         self.replayed = Replayed(function)
+        self.first = first
         self._seen = seen
         self.backward: Callable[..., Any] | None = None
         self.setup: Callable[..., None] | None = None
@@ -44,7 +50,8 @@ class Direct:
         if kinds is None:
             return self._seen(*given)
         if not torch.is_grad_enabled() or not any(x.requires_grad for x in flat):
-            return self.replayed.of(kinds, given, flat)
+            output = self.replayed.of(kinds, given, flat)
+            return output[0] if self.first else output
         return self._seen(*given) if self.backward is None else _apply(self, kinds, given, *flat)
 
 
@@ -113,7 +120,7 @@ class _Node(torch.autograd.Function):
         ]
         if direct.setup is not None:
             direct.setup(ctx, given, output)
-        return output
+        return output[0] if direct.first else output
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:

@@ -84,7 +84,7 @@ def top1_chunk(
         return q + k.sum() + v.sum()
     layout = chunk_grid(q, chunk, segments, cu_seqlens)
     remote = min(remote, most_remote(q.shape[1], chunk))
-    o: Tensor = operators.choose_and_attend(q, k, v, layout, chunk, mode == "exact", scale, remote, family)[0]
+    o: Tensor = operators.choose_and_attend(q, k, v, layout, chunk, mode == "exact", scale, remote, family)
     return o
 
 

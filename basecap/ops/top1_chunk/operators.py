@@ -117,7 +117,7 @@ attend_backward.register_autograd(no_second_derivatives("top1_chunk"))
 
 def _by_operators(q, k, v, layout, chunk, exact, scale, remote, family):
     choice = choose(q.detach(), k.detach(), layout, chunk, exact, scale, remote, family)
-    return *attend(q, k, v, choice, layout, chunk, scale, family), choice
+    return attend(q, k, v, choice, layout, chunk, scale, family)[0]
 
 
 def _at_once(q, k, v, layout, chunk, exact, scale, remote, family):
@@ -127,14 +127,13 @@ def _at_once(q, k, v, layout, chunk, exact, scale, remote, family):
 
 def _setup_of_both(ctx, inputs, output):
     q, k, v, layout, ctx.chunk, _, ctx.scale, _, ctx.family = inputs
-    ctx.mark_non_differentiable(*output[1:])
     ctx.save_for_backward(q, k, v, *output, *layout)
 
 
-def _backward_of_both(ctx, *grads):
-    return *_backward(ctx, *grads)[:3], [None, None], None, None, None, None, None
+def _backward_of_both(ctx, do):
+    return *_backward(ctx, do)[:3], [None, None], None, None, None, None, None
 
 
-#: Returns what `attend` does, and the choice, of queries, keys, values and what `choose` takes behind these.
-choose_and_attend = Direct(_at_once, seen=_by_operators)
+#: Takes queries, keys, values and what `choose` takes behind these; returns what `attend` returns first.
+choose_and_attend = Direct(_at_once, seen=_by_operators, first=True)
 choose_and_attend.register_autograd(_backward_of_both, setup_context=_setup_of_both)
