@@ -31,7 +31,8 @@ from basecap.ops._kinds import kinds_of
 Backend = Literal["auto", "eager", "triton"]
 #: Those of ops that also have kernels for CPUs.
 WithNumba = Literal[Backend, "numba"]
-Decided = TypeVar("Decided", bound=Callable[..., Any])
+Marked = TypeVar("Marked", bound=Callable[..., Any])
+Decided = TypeVar("Decided")
 
 logger = logging.getLogger("basecap.ops")
 
@@ -41,8 +42,8 @@ IMPLEMENTATIONS: dict[str, str] = {}
 #: Backends that "auto" does not choose now, see `without_kernels`; None: families that no `backend` selects.
 _left_out: list[tuple[WithNumba | None, ...]] = []
 
-#: What `choose` decided, by all that a decision depends on; beyond this many it forgets all.
-_DECISIONS: dict[Any, "_Decision"] = {}
+#: What `once` returned, by all that it depends on; beyond this many it forgets all.
+_DECISIONS: dict[Any, Any] = {}
 MOST_DECISIONS = 512
 
 #: Separates the entries of an op that ran in several ways, for example in training and in decoding.
@@ -55,7 +56,7 @@ MOST_PROGRAMS = 65_535
 TRITON, EAGER = "Triton kernels", "plain PyTorch"
 
 
-def constant_result(function: Decided) -> Decided:
+def constant_result(function: Marked) -> Marked:
     """Return `function`, marked as `torch.compiler.assume_constant_result` does: it is called when code is traced.
 
     PyTorch's own decorator imports its compiler, which takes seconds even when nothing is compiled.
@@ -231,19 +232,51 @@ def choose(
     Raises:
         ConfigError: an unknown backend, or one that cannot run.
     """
-    decide = _decide if torch.compiler.is_compiling() else _decide_once
-    decision = decide(op, backend, families, given, slower)
-    if decision.noted is not None:
-        note(op, decision.noted)
-    return decision.name
+    return taken(decide(op, backend, families, *given, slower=slower))
 
 
-class _Decision(NamedTuple):
-    """The name of a family, what is noted of it, and all families, whose `id` remains theirs for as long as this."""
+class Decision(NamedTuple):
+    """Which of its `families` an op runs, and what is noted of that."""
 
+    op: str
     name: str
     noted: str | None
     families: Mapping[str, ModuleType]
+
+
+def decide(
+    op: str, backend: WithNumba, families: Mapping[str, ModuleType], *given: Any, slower: str | None = None
+) -> Decision:
+    """Return what `choose` decides. A decision holds its families, so that their `id` remains theirs."""
+    return once((op, backend, id(families), slower), given, lambda: _decide(op, backend, families, given, slower))
+
+
+def taken(decision: Decision) -> str:
+    """Note what runs, and return the name of the family."""
+    if decision.noted is not None:
+        note(decision.op, decision.noted)
+    return decision.name
+
+
+def once(asked: tuple[Any, ...], given: Sequence[Any], decide: Callable[[], Decided]) -> Decided:
+    """Return decide(), or what it returned when the same was `asked` of arguments of these kinds.
+
+    It may look at kinds of arguments (see `kinds_of`), at whether they require gradients, and at settings: the current
+    device, deterministic algorithms, backends left out.
+    """
+    flat: list[Tensor] = []
+    kinds = None if torch.compiler.is_compiling() else kinds_of(given, flat)
+    if kinds is None:
+        return decide()
+    device = torch._C._cuda_getDevice() if flat and flat[0].is_cuda else None
+    learn = torch.is_grad_enabled() and tuple([x.requires_grad for x in flat])
+    key = (asked, kinds, device, learn, deterministic(), *_left_out)
+    found: Decided | None = _DECISIONS.get(key)
+    if found is None:
+        if len(_DECISIONS) >= MOST_DECISIONS:
+            forget()
+        found = _DECISIONS[key] = decide()
+    return found
 
 
 def forget() -> None:
@@ -251,28 +284,9 @@ def forget() -> None:
     _DECISIONS.clear()
 
 
-def _decide_once(
-    op: str, backend: WithNumba, families: Mapping[str, ModuleType], given: Sequence[Any], slower: str | None
-) -> _Decision:
-    """Return what `_decide` does, or did in these circumstances."""
-    flat: list[Tensor] = []
-    kinds = kinds_of(given, flat)
-    if kinds is None:  # it may depend on more
-        return _decide(op, backend, families, given, slower)
-    device = torch._C._cuda_getDevice() if given[0].is_cuda else None
-    learn = torch.is_grad_enabled() and tuple([x.requires_grad for x in flat])
-    key = (op, backend, id(families), slower, kinds, device, learn, deterministic(), *_left_out)
-    decision = _DECISIONS.get(key)
-    if decision is None:
-        if len(_DECISIONS) >= MOST_DECISIONS:
-            forget()
-        decision = _DECISIONS[key] = _decide(op, backend, families, given, slower)
-    return decision
-
-
 def _decide(
     op: str, backend: WithNumba, families: Mapping[str, ModuleType], given: Sequence[Any], slower: str | None
-) -> _Decision:
+) -> Decision:
     check_backend(backend, [family.BACKEND for family in families.values()])
     x: Tensor = given[0]
     refused: dict[str, str] = {}
@@ -291,7 +305,7 @@ def _decide(
             silent = backend == "eager" or x.dtype == torch.float64
             why = _join_refusals(refused, last=family.BACKEND == "eager")
             what = family.RUNS if why is None else f"{family.RUNS}: {why}"
-            return _Decision(name, None if silent else what, families)
+            return Decision(op, name, None if silent else what, families)
         refused[family.RUNS] = reason
     raise _refusal(op, *list(refused.items())[-1])
 

@@ -22,11 +22,11 @@ def kinds_of(given: Sequence[Any], flat: list[Tensor]) -> tuple[Any, ...] | None
         return None
     try:
         addresses = [x.data_ptr() for x in flat]
-    except RuntimeError:  # it has no memory of its own
+        parts += [(x.shape, x.stride(), x.dtype, x.device) for x in flat]
+    except RuntimeError:  # it has no memory of its own, or is nested
         return None
     if True in [x.is_neg() or x.is_meta for x in flat]:
         return None
-    parts += [(x.shape, x.stride(), x.dtype, x.device) for x in flat]
     parts += [address % 16 for address in addresses]
     if len({*addresses}) < len(addresses):
         parts += [addresses.index(address) for address in addresses]

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from basecap.ops._dispatch import Backend, choose, without_autocast
+from basecap.ops._dispatch import Backend, Decision, choose, decide, once, taken, without_autocast
 from basecap.ops._influence import Influence, of_heads, visible, wide
 from basecap.ops._selection.checks import check_heads, check_packing
 from basecap.ops._transforms import refuse_mapping, refuse_transforms
@@ -73,19 +73,28 @@ def top1_chunk(
     >>> top1_chunk(q, k, v, chunk=16).shape
     torch.Size([1, 40, 2, 32])
     """
-    check_heads({"q": q, "k": k, "v": v})
-    chunk, scale, remote = check_options(q, chunk, mode, scale, remote)
+    given = (q, k, v, chunk, mode, scale, remote, backend)
+    chunk, scale, remote, decision = once(("top1_chunk",), given, lambda: _decided(*given))
     check_packing(q, segments, cu_seqlens)
     refuse_transforms("top1_chunk", q, k, v)
     refuse_mapping("top1_chunk", q, k, v)
-    family = choose("top1_chunk", backend, FAMILIES, q, chunk)
+    family = taken(decision)
     if q.shape[0] == 0:
         # An empty batch; the sums are 0 and keep the gradients of k and v defined.
         return q + k.sum() + v.sum()
     layout = chunk_grid(q, chunk, segments, cu_seqlens)
-    remote = min(remote, most_remote(q.shape[1], chunk))
     o: Tensor = operators.choose_and_attend(q, k, v, layout, chunk, mode == "exact", scale, remote, family)
     return o
+
+
+def _decided(
+    q: Tensor, k: Tensor, v: Tensor, chunk: int, mode: str, scale: float | None, remote: int, backend: Backend
+) -> tuple[int, float, int, Decision]:
+    """Return chunk, scale, the number of chosen chunks and what runs; ConfigError for invalid arguments."""
+    check_heads({"q": q, "k": k, "v": v})
+    chunk, factor, remote = check_options(q, chunk, mode, scale, remote)
+    some = min(remote, most_remote(q.shape[1], chunk))
+    return chunk, factor, some, decide("top1_chunk", backend, FAMILIES, q, chunk)
 
 
 def top1_chunk_choice(
