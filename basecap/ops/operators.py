@@ -10,7 +10,7 @@ from torch import Tensor
 from torch._C import _functorch as functorch
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-from basecap.ops._kinds import kinds_of
+from basecap.ops._kinds import Saved, kinds_of
 from basecap.ops._replay import Replayed
 
 
@@ -50,7 +50,7 @@ class Direct:
         if kinds is None:
             return self._seen(*given)
         if not torch.is_grad_enabled() or not any(x.requires_grad for x in flat):
-            output = self.replayed.of(kinds, given, flat)
+            output, _ = self.replayed.of(kinds, given, flat)
             return output[0] if self.first else output
         return self._seen(*given) if self.backward is None else _apply(self, kinds, given, *flat)
 
@@ -111,7 +111,7 @@ class _Node(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, direct: Direct, kinds: tuple[Any, ...], given: Sequence[Any], *flat: Tensor) -> Any:
-        output = direct.replayed.of(kinds, given, flat)
+        output, ctx.call = direct.replayed.of(kinds, given, flat)
         ctx.direct = direct
         # Which arguments are tensors, of a list which items.
         ctx.tensors = [
@@ -132,6 +132,11 @@ class _Node(torch.autograd.Function):
             elif tensor:
                 flat += [None] * sum(tensor) if grad is None else compress(grad, tensor)
         return None, None, None, *flat
+
+
+def saved_tensors(ctx: Any) -> Sequence[Tensor]:
+    """Return what a direct call saved, for an operator that only has to be told the kinds of the rest."""
+    return Saved(ctx.saved_tensors, ctx.call)
 
 
 #: `_Node.apply` without what PyTorch does for transforms of torch.func, which see operators instead.

@@ -300,8 +300,8 @@ def test_a_profiler_sees_every_launch_and_a_record_calls_none(monkeypatch: pytes
     x = torch.ones(3)
     for _ in range(3):
         wrapped(x)
-    (replay,) = wrapped.records.values()
-    assert not any(constant is hooks[0] for constant in replay.__globals__.values())
+    (kind,) = wrapped.records.values()
+    assert not any(constant is hooks[0] for constant in kind.replay.__globals__.values())
     hooks[0].add(seen.append)
     try:
         wrapped(x)
@@ -371,7 +371,7 @@ def test_scratch_memory_is_used_again_and_named_tensors_are_released():
     inputs = four(1000)
     for given in inputs[:2]:
         wrapped(*given)
-    (replay,) = wrapped.records.values()
-    sizes = [x.args[0] for x in replay.__globals__.values() if getattr(x, "args", ())]
+    (kind,) = wrapped.records.values()
+    sizes = [x.args[0] for x in kind.replay.__globals__.values() if getattr(x, "args", ())]
     assert (4096 + 4000,) in sizes  # two of the six at a time
     torch.testing.assert_close(wrapped(*inputs[3]), inputs[3][0] + 7)

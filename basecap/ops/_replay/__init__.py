@@ -38,6 +38,15 @@ _ALL: weakref.WeakSet["Replayed[Any]"] = weakref.WeakSet()
 _recording = threading.Lock()
 
 
+class Kind(Generic[R]):
+    """Calls of a function with arguments of one kind: what replays them, if anything does."""
+
+    def __init__(self) -> None:
+        self.replay: Callable[..., R] | None = None
+        #: Whether the next call is recorded; None: the kernels are not compiled yet.
+        self.recorded: bool | None = None
+
+
 class Replayed(Generic[R]):
     """Does what a function does, from its third call with arguments of one kind on from a record.
 
@@ -47,8 +56,7 @@ class Replayed(Generic[R]):
 
     def __init__(self, function: Callable[..., R]) -> None:
         self.function = function
-        #: What replays a call, by what it depends on. True: the next call is recorded; False: none is.
-        self.records: dict[Any, Callable[..., R] | bool] = {}
+        self.records: dict[Any, Kind[R]] = {}
         _ALL.add(self)
 
     def __call__(self, *given: Any) -> R:
@@ -57,40 +65,47 @@ class Replayed(Generic[R]):
             return self._ordinary(given)
         flat: list[Tensor] = []
         kinds = kinds_of(given, flat)
-        return self._ordinary(given) if kinds is None else self.of(kinds, given, flat)
+        return self._ordinary(given) if kinds is None else self.of(kinds, given, flat)[0]
 
-    def of(self, kinds: tuple[Any, ...], given: Sequence[Any], flat: Sequence[Tensor]) -> R:
-        """Return what the function returns for arguments of these kinds, which no mode watches, with these tensors."""
+    def of(self, kinds: tuple[Any, ...], given: Sequence[Any], flat: Sequence[Tensor]) -> tuple[R, Kind[R]]:
+        """Return what the function returns for `given`, which no mode watches, and the kind of the call.
+
+        Args:
+            kinds: kinds of the arguments.
+            given: the arguments.
+            flat: the tensors among them.
+        """
         key = (kinds, torch.are_deterministic_algorithms_enabled(), _autocast(flat))
-        record = self.records.get(key)
-        if record is False or observed():
-            return self._ordinary(given)
-        return record(*flat) if callable(record) else self._recorded(key, given, flat)
+        kind = self.records.get(key)
+        if kind is None:
+            if len(self.records) >= MOST_RECORDS:
+                self.records.clear()
+            kind = self.records[key] = Kind()
+        if observed():
+            return self._ordinary(given), kind
+        return self._recorded(kind, given, flat) if kind.replay is None else kind.replay(*flat), kind
 
     def _ordinary(self, given: Sequence[Any]) -> R:
         with torch._C._AutoDispatchBelowADInplaceOrView():
             return self.function(*given)
 
-    def _recorded(self, key: Any, given: Sequence[Any], flat: Sequence[Tensor]) -> R:
+    def _recorded(self, kind: Kind[R], given: Sequence[Any], flat: Sequence[Tensor]) -> R:
         """Return what the function returns, and record the call if it is the second one."""
         call = partial(self._ordinary, given)
         if not flat or flat[0].device.type not in DEVICES or importlib.util.find_spec("triton") is None:
-            self._keep(key, False)
-            return call()
-        if not _recording.acquire(blocking=False):
+            kind.recorded = False
+        if kind.recorded is False or not _recording.acquire(blocking=False):
             return call()
         try:
-            # The first call compiles the kernels, so that their launchers are all that the next one has to record.
-            out, record = record_call(call, list(flat)) if key in self.records else launches_of(call)
+            if kind.recorded is None:
+                # Compiles the kernels, so that their launchers are all that the next call has to record.
+                out, kind.recorded = launches_of(call)
+            else:
+                out, kind.replay = record_call(call, list(flat))
+                kind.recorded = kind.replay is not None
         finally:
             _recording.release()
-        self._keep(key, record)
         return out
-
-    def _keep(self, key: Any, record: Callable[..., R] | bool) -> None:
-        if len(self.records) >= MOST_RECORDS and key not in self.records:
-            self.records.clear()
-        self.records[key] = record
 
 
 def forget() -> None:

@@ -30,18 +30,18 @@ class _Unrecordable(Exception):
     """A function does what no record can hold."""
 
 
-def record_call(function: Callable[[], Any], flat: list[Tensor]) -> tuple[Any, Callable[..., Any] | bool]:
-    """Call the function and return its results and a function that replays the call, or False where none can."""
+def record_call(function: Callable[[], Any], flat: list[Tensor]) -> tuple[Any, Callable[..., Any] | None]:
+    """Call the function and return its results and a function that replays the call, or None where none can."""
     recorder = Recorder(flat)
     with recorder.launches(), recorder:
         out = function()
     # A function that launches nothing is called as it is, and so one whose launches a newer Triton hides.
     if recorder.failed or not recorder.launched:
-        return out, False
+        return out, None
     try:
         results = recorder.results(out)
     except _Unrecordable:
-        return out, False
+        return out, None
     return out, compile_record(flat, recorder.memories, recorder.steps, results)
 
 
@@ -297,7 +297,8 @@ def _knobs() -> Any:
 
 def observed() -> bool:
     """Whether a profiler asked Triton to be called at each launch."""
-    return any(hook is not None and getattr(hook, "calls", True) for hook in launch_hooks())
+    enter, leave = launch_hooks()
+    return bool(enter is not None and getattr(enter, "calls", True) or leave is not None and getattr(leave, "calls", True))
 
 
 def _without_hooks(given: tuple[Any, ...]) -> tuple[Any, ...]:
