@@ -27,13 +27,13 @@ run.json call it:
     flex_kernels     of PyTorch's FlexAttention
 
     __init__.py      what the family supports, importable without Triton or Numba
-    launch.py        allocates the results and starts the kernels; `_replay` launches them from a record
+    launch.py        allocates the results and starts the kernels; `operators` launches them from a record
     kernels*.py      the kernels
 
 Beside the ops are parts that several of them share: `_recurrence` (ops with a state), `_selection` (Top-1),
 `_dispatch`, `_shapes` (checks of arguments), `_transforms` (derivatives that are refused), `_influence`, `_sums`,
-`_saved` (what is recomputed), `operators` (functions as PyTorch operators), `_replay`, `_launch`,
-`kernels_shared`, and `known_bad`: releases that are wrong on some GPUs.
+`_saved` (what is recomputed), `operators` (functions as PyTorch operators), `_replay`, `_kinds` (what records and
+decisions depend on), `_launch`, `kernels_shared`, and `known_bad`: releases that are wrong on some GPUs.
 """
 
 from basecap.ops._dispatch import (

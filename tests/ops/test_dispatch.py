@@ -221,3 +221,21 @@ def test_families_that_vary_are_left_out_where_the_same_bits_are_asked_for(monke
     assert ran == {"op": "plain PyTorch: they have no deterministic form"}
     with pytest.raises(ConfigError, match="op cannot run its kernels: they have no deterministic form; use backend="):
         choose("op", "triton", families, on_gpu())
+
+
+def test_a_decision_is_made_once_for_tensors_of_one_kind_and_noted_each_time(monkeypatch: pytest.MonkeyPatch):
+    asked, kernels = [], family("kernels", None)
+    monkeypatch.setattr(kernels, "supports", lambda x, number: asked.append((tuple(x.shape), number)))
+    families = {"K": kernels, "P": PLAIN}
+    for _ in range(2):
+        with recorded() as ran:
+            for shape, number in (((2,), 1), ((3,), 1), ((2,), 2)):
+                assert choose("some op", "auto", families, torch.ones(shape), number) == "K"
+        assert ran == {"some op": "kernels"}
+    assert asked == [((2,), 1), ((3,), 1), ((2,), 2)]
+    with _dispatch.without_kernels():
+        assert choose("some op", "auto", families, torch.ones(2), 1) == "P"
+    for leaf in (torch.ones(2, requires_grad=True), torch.ones(2, dtype=torch.float64)):
+        choose("some op", "auto", families, leaf, 1)
+    choose("some op", "auto", {**families}, torch.ones(2), 1)
+    assert len(asked) == 6

@@ -1,10 +1,14 @@
 """Operators that are called directly: what callers see is what PyTorch's own way to an operator shows them."""
 
+import contextlib
+
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
-from basecap.ops.operators import operator
+from basecap.ops._kinds import Saved, kinds_of
+from basecap.ops.operators import Direct, operator, saved_tensors
 
 SEEN: list[bool] = []
 
@@ -83,3 +87,89 @@ def test_a_function_reads_the_numbers_of_a_tensor_that_stands_for_its_negative()
 def test_a_trace_holds_the_operator():
     traced = torch.jit.trace(lambda x: halves(x)[0], torch.ones(2))
     assert "basecap_tests::halves" in str(traced.graph)
+
+
+@operator("basecap_tests::product_backward")
+def product_backward(grad: Tensor, saved: list[Tensor]) -> list[Tensor]:
+    """Return the gradients of x and y."""
+    x, y, _ = saved
+    return [grad * y, grad * x]
+
+
+def product_of_parts(x: Tensor, given: list[Tensor | None], by_operators: bool) -> tuple[Tensor, Tensor]:
+    """Return x y, and what the backward pass saves beside these."""
+    y, none = given
+    assert none is None
+    SEEN.append(by_operators)
+    return x * y, x + y
+
+
+product = Direct(
+    lambda x, given: product_of_parts(x, given, False),
+    seen=lambda x, given: product_of_parts(x, given, True)[0],
+    first=True,
+)
+product.register_autograd(
+    lambda ctx, grad: (lambda dx, dy: (dx, [dy, None]))(*product_backward(grad, saved_tensors(ctx))),
+    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(inputs[0], inputs[1][0], output[1]),
+)
+
+
+@pytest.mark.parametrize("hooks", [False, True])
+def test_callers_get_the_first_result_of_a_direct_call(hooks: bool):
+    """Hooks may lay saved tensors out in another way."""
+    SEEN.clear()
+    found = []
+    for turned in (False, hooks, False):
+        x, y = (torch.arange(6.0).view(2, 3).requires_grad_() for _ in range(2))
+        pack = torch.autograd.graph.saved_tensors_hooks(lambda t: t.detach(), lambda t: t.T.contiguous().T)
+        with pack if turned else contextlib.nullcontext():
+            out = product(x, [y, None])
+        out.sum().backward()
+        assert torch.equal(out, x * y) and torch.equal(x.grad, y) and torch.equal(y.grad, x)
+        found.append(out)
+    assert SEEN == [False] * 3 and torch.equal(product(x.detach(), [y.detach(), None]), found[0])
+
+
+def test_a_mode_sees_operators_instead_of_a_direct_call():
+    SEEN.clear()
+    x = torch.ones(2)
+    with FlopCounterMode(display=False):
+        product(x, [x, None])
+    product(torch._neg_view(x), [x, None])
+    assert SEEN == [True, True]
+
+
+def test_kinds_of_saved_tensors_tell_what_hooks_may_change():
+    call, x = object(), torch.arange(24.0).view(4, 6)
+    kinds = [
+        kinds_of([Saved(given, of)], [])
+        for given, of in (([x], call), ([x.clone()], call), ([x.T], call), ([x], object()), ([x[:, 1:]], call))
+    ]
+    assert kinds[0] == kinds[1] and len({*kinds}) == 4
+
+
+def test_what_tells_arguments_apart():
+    x, wide = torch.zeros(4, 6), torch.zeros(4, 7)
+    given = [
+        (x, x.clone()), (x, x), (x, x.T), (x, wide[:, :6]), (x, wide[:, 1:]), (x, x.half()), ([x], x.clone()),
+        (x, None), (None, x), (x, 1), (x, 1.0), (x, True), (x, 0.0), (x, -0.0), (x, "1"), (x, [1]), (x, []),
+        (x, float("nan")),
+    ]  # fmt: skip
+    kinds = [kinds_of(each, []) for each in given]
+    assert None not in kinds and len({*kinds}) == len(given)
+    assert kinds == [kinds_of(each, []) for each in given]
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_what_has_no_kind():
+    x = torch.ones(2, 2)
+    nested = torch.nested.nested_tensor([x, x[:1]])
+    for other in (x.to("meta"), x.to_sparse(), torch._neg_view(x), nested, torch.float32, MyTensor(x)):
+        assert kinds_of((x, [other]), []) is None
+    torch.vmap(lambda row: SEEN.append(kinds_of((row,), []) is None) or row)(x)
+    assert SEEN.pop()
+
+
+class MyTensor(torch.Tensor):
+    """A tensor of somebody else's."""

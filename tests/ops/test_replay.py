@@ -375,3 +375,40 @@ def test_scratch_memory_is_used_again_and_named_tensors_are_released():
     sizes = [x.args[0] for x in kind.replay.__globals__.values() if getattr(x, "args", ())]
     assert (4096 + 4000,) in sizes  # two of the six at a time
     torch.testing.assert_close(wrapped(*inputs[3]), inputs[3][0] + 7)
+
+
+def test_a_function_that_launches_nothing_is_not_recorded(monkeypatch: pytest.MonkeyPatch):
+    """A recording would keep all that plain PyTorch makes in between."""
+    monkeypatch.setattr(_replay, "record_call", None)
+    wrapped = Replayed(lambda x: (x * 2).relu() + 1)
+    for x in (torch.randn(3) for _ in range(3)):
+        torch.testing.assert_close(wrapped(x), (x * 2).relu() + 1)
+    assert [kind.recorded for kind in wrapped.records.values()] == [False]
+
+
+@pytest.mark.parametrize("number", [0, 0.0, -0.0, -1, 2.5, float("inf")])
+def test_memory_that_is_filled(number: float):
+    def filled(x: Tensor) -> list[Tensor]:
+        made = [torch.full((2, 3), number), x.new_full((2,), number), torch.full_like(x, number), x.new_zeros(2)]
+        dispatch(torch.empty_like(x), x, x.numel(), 1.0)
+        return made
+
+    found = fourth(filled, *four(4))
+    assert Launcher.dispatched == 0
+    expected = [torch.full((2, 3), number), torch.full((2,), float(number)), torch.full((4,), float(number))]
+    for x, y in zip(found, [*expected, torch.zeros(2)], strict=True):
+        assert x.dtype == y.dtype and torch.equal(x, y) and torch.equal(x.signbit(), y.signbit())
+
+
+def test_a_result_is_made_with_the_shape_that_it_leaves_with():
+    def turned(x: Tensor) -> tuple[Tensor, Tensor]:
+        out, half = x.new_empty(6), x.new_empty(2, 4)
+        dispatch(out, x, 6, 1.0)
+        dispatch(half, x, 8, 2.0)
+        return out.view(2, 3), half[0]
+
+    inputs = four(8)
+    out, half = fourth(turned, *inputs)
+    assert Launcher.dispatched == 0 and out._base is None
+    torch.testing.assert_close(out, inputs[3][0][:6].view(2, 3) + 1)
+    torch.testing.assert_close(half, inputs[3][0][:4] + 2)

@@ -81,9 +81,9 @@ class Replayed(Generic[R]):
             if len(self.records) >= MOST_RECORDS:
                 self.records.clear()
             kind = self.records[key] = Kind()
-        if observed():
-            return self._ordinary(given), kind
-        return self._recorded(kind, given, flat) if kind.replay is None else kind.replay(*flat), kind
+        if kind.replay is None:
+            return self._recorded(kind, given, flat), kind
+        return self._ordinary(given) if observed() else kind.replay(*flat), kind
 
     def _ordinary(self, given: Sequence[Any]) -> R:
         with torch._C._AutoDispatchBelowADInplaceOrView():
@@ -94,7 +94,7 @@ class Replayed(Generic[R]):
         call = partial(self._ordinary, given)
         if not flat or flat[0].device.type not in DEVICES or importlib.util.find_spec("triton") is None:
             kind.recorded = False
-        if kind.recorded is False or not _recording.acquire(blocking=False):
+        if kind.recorded is False or observed() or not _recording.acquire(blocking=False):
             return call()
         try:
             if kind.recorded is None:

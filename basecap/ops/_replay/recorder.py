@@ -298,7 +298,11 @@ def _knobs() -> Any:
 def observed() -> bool:
     """Whether a profiler asked Triton to be called at each launch."""
     enter, leave = launch_hooks()
-    return bool(enter is not None and getattr(enter, "calls", True) or leave is not None and getattr(leave, "calls", True))
+    return _asks(enter) or _asks(leave)
+
+
+def _asks(hook: Any) -> bool:
+    return hook is not None and bool(getattr(hook, "calls", True))
 
 
 def _without_hooks(given: tuple[Any, ...]) -> tuple[Any, ...]:
