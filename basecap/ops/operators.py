@@ -135,7 +135,7 @@ class _Node(torch.autograd.Function):
 
 
 def saved_tensors(ctx: Any) -> Sequence[Tensor]:
-    """Return what a direct call saved, for an operator that only has to be told the kinds of the rest."""
+    """Return what a direct call saved, with what tells an operator its kinds."""
     return Saved(ctx.saved_tensors, ctx.call)
 
 

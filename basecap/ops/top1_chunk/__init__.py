@@ -83,7 +83,7 @@ def top1_chunk(
         # An empty batch; the sums are 0 and keep the gradients of k and v defined.
         return q + k.sum() + v.sum()
     layout = chunk_grid(q, chunk, segments, cu_seqlens)
-    o: Tensor = operators.choose_and_attend(q, k, v, layout, chunk, mode == "exact", scale, remote, family)
+    o: Tensor = operators.choose_and_attend(q, k, v, layout, (chunk, mode == "exact", scale, remote, family))
     return o
 
 

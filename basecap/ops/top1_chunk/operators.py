@@ -118,25 +118,28 @@ attend.register_autograd(_backward, setup_context=_setup)
 attend_backward.register_autograd(no_second_derivatives("top1_chunk"))
 
 
-def _by_operators(q, k, v, layout, chunk, exact, scale, remote, family):
-    choice = choose(q.detach(), k.detach(), layout, chunk, exact, scale, remote, family)
+def _by_operators(q, k, v, layout, how):
+    choice = choose(q.detach(), k.detach(), layout, *how)
+    chunk, _, scale, _, family = how
     return attend(q, k, v, choice, layout, chunk, scale, family)[0]
 
 
-def _at_once(q, k, v, layout, chunk, exact, scale, remote, family):
-    choice = choose.function(q, k, layout, chunk, exact, scale, remote, family)
+def _at_once(q, k, v, layout, how):
+    choice = choose.function(q, k, layout, *how)
+    chunk, _, scale, _, family = how
     return *attend.function(q, k, v, choice, layout, chunk, scale, family), choice
 
 
 def _setup_of_both(ctx, inputs, output):
-    q, k, v, layout, ctx.chunk, _, ctx.scale, _, ctx.family = inputs
+    q, k, v, layout, (ctx.chunk, _, ctx.scale, _, ctx.family) = inputs
     ctx.save_for_backward(q, k, v, *output, *layout)
 
 
 def _backward_of_both(ctx, do):
-    return *_gradients(ctx, do, saved_tensors(ctx)), [None, None], None, None, None, None, None
+    return *_gradients(ctx, do, saved_tensors(ctx)), [None, None], None
 
 
-#: Takes queries, keys, values and what `choose` takes behind these; returns what `attend` returns first.
+#: Takes queries, keys, values, the layout, and in a tuple what `choose` takes behind that; returns what `attend` returns
+#: first.
 choose_and_attend = Direct(_at_once, seen=_by_operators, first=True)
 choose_and_attend.register_autograd(_backward_of_both, setup_context=_setup_of_both)
