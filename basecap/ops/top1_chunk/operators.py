@@ -139,7 +139,6 @@ def _backward_of_both(ctx, do):
     return *_gradients(ctx, do, saved_tensors(ctx)), [None, None], None
 
 
-#: Takes queries, keys, values, the layout, and in a tuple what `choose` takes behind that; returns what `attend` returns
-#: first.
+#: Takes queries, keys, values, the layout, and in a tuple what `choose` takes behind that; returns the outputs.
 choose_and_attend = Direct(_at_once, seen=_by_operators, first=True)
 choose_and_attend.register_autograd(_backward_of_both, setup_context=_setup_of_both)
