@@ -49,7 +49,7 @@ class Direct:
         kinds = kinds_of(given, flat)
         if kinds is None:
             return self._seen(*given)
-        if not torch.is_grad_enabled() or not any(x.requires_grad for x in flat):
+        if not torch.is_grad_enabled() or True not in [x.requires_grad for x in flat]:
             output, _ = self.replayed.of(kinds, given, flat)
             return output[0] if self.first else output
         return self._seen(*given) if self.backward is None else _apply(self, kinds, given, *flat)
@@ -113,11 +113,6 @@ class _Node(torch.autograd.Function):
     def forward(ctx: Any, direct: Direct, kinds: tuple[Any, ...], given: Sequence[Any], *flat: Tensor) -> Any:
         output, ctx.call = direct.replayed.of(kinds, given, flat)
         ctx.direct = direct
-        # Which arguments are tensors, of a list which items.
-        ctx.tensors = [
-            [isinstance(item, Tensor) for item in x] if type(x) in (list, tuple) else isinstance(x, Tensor)
-            for x in given
-        ]
         if direct.setup is not None:
             direct.setup(ctx, given, output)
         return output[0] if direct.first else output
@@ -126,7 +121,7 @@ class _Node(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
         found = ctx.direct.backward(ctx, *grads)
         flat: list[Tensor | None] = []
-        for grad, tensor in zip(found if isinstance(found, tuple) else (found,), ctx.tensors, strict=True):
+        for grad, tensor in zip(found if isinstance(found, tuple) else (found,), ctx.call.tensors, strict=True):
             if tensor is True:
                 flat.append(grad)
             elif tensor:

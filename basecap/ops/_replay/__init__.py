@@ -41,7 +41,12 @@ _recording = threading.Lock()
 class Kind(Generic[R]):
     """Calls of a function with arguments of one kind: what replays them, if anything does."""
 
-    def __init__(self) -> None:
+    def __init__(self, given: Sequence[Any]) -> None:
+        #: Which arguments are tensors, of a list which items.
+        self.tensors = [
+            [isinstance(item, Tensor) for item in x] if isinstance(x, (list, tuple)) else isinstance(x, Tensor)
+            for x in given
+        ]
         self.replay: Callable[..., R] | None = None
         #: Whether the next call is recorded; None: the kernels are not compiled yet.
         self.recorded: bool | None = None
@@ -80,7 +85,7 @@ class Replayed(Generic[R]):
         if kind is None:
             if len(self.records) >= MOST_RECORDS:
                 self.records.clear()
-            kind = self.records[key] = Kind()
+            kind = self.records[key] = Kind(given)
         if kind.replay is None:
             return self._recorded(kind, given, flat), kind
         return self._ordinary(given) if observed() else kind.replay(*flat), kind
