@@ -12,10 +12,11 @@ from triton.runtime.interpreter import GridExecutor
 
 from basecap.bench import launch
 from basecap.bench.launch import CASES
-from basecap.ops import _dispatch, _replay, ssd_mimo
+from basecap.ops import _dispatch, _replay, ssd_mimo, top1_chunk
 from basecap.ops._dispatch import interpreted
 from basecap.ops._replay import record, recorder
 from basecap.ops.channel_delta_rule.triton_chunks import operators as channel_delta_rule
+from basecap.ops.top1_chunk.operators import attend, choose, choose_and_attend
 from basecap.ops.wkv7.triton_chunks import operators as wkv7
 from basecap.testing.check_op import OPS
 
@@ -130,3 +131,16 @@ def test_nothing_goes_through_the_dispatcher_in_bfloat16(kind: str, name: str, m
         out = out if isinstance(out, Tensor) else out[0]
         torch.autograd.grad(out, leaves, torch.zeros_like(out), allow_unused=True)
     assert Launcher.launched and Launcher.dispatched == 0
+
+
+@pytest.mark.parametrize("mode", ["approx", "exact"])
+@pytest.mark.parametrize("graph", [True, False])
+def test_a_pass_over_chunks_is_one_record(mode: str, graph: bool):
+    """The choice is no record of its own."""
+    q, k, v = (torch.randn(1, 64, 2, 16).requires_grad_(graph) for _ in range(3))
+    for _ in range(3):
+        out = top1_chunk(q, k, v, chunk=16, mode=mode, backend="triton")
+    (kind,) = choose_and_attend.replayed.records.values()
+    assert kind.replay is not None and (out.grad_fn is not None) == graph
+    for parts in (choose, attend):
+        assert not parts._direct.replayed.records
