@@ -26,42 +26,42 @@ def kinds_of(given: Sequence[Any], flat: list[Tensor]) -> tuple[Any, ...] | None
     of another type.
     """
     parts: list[Any] = []
-    described: list[Tensor] = []
+    addresses: list[int] = []
     try:
-        if not _sort(given, flat, described, parts):
+        if not _describe(given, flat, addresses, parts):
             return None
-        addresses = [x.data_ptr() for x in flat]
-        parts += [(x.shape, x.stride(), x.dtype, x.device) for x in described]
     except RuntimeError:  # a tensor has no memory of its own, or is nested
         return None
-    if True in [x.is_neg() or x.is_meta for x in described]:
-        return None
-    parts += [address % 16 for address in addresses]
     if len({*addresses}) < len(addresses):
         parts += [addresses.index(address) for address in addresses]
     return tuple(parts)
 
 
-def _sort(given: Sequence[Any], flat: list[Tensor], described: list[Tensor], parts: list[Any]) -> bool:
-    """Add all tensors to `flat` and those that are to be described, the rest to `parts`; False: one has no kind."""
+def _describe(given: Sequence[Any], flat: list[Tensor], addresses: list[int], parts: list[Any]) -> bool:
+    """Add each argument to the lists, what it is to `parts`; return False if one has no kind."""
     for x in given:
         kind = type(x)
         if kind is Tensor or kind is torch.nn.Parameter:
-            flat.append(x)
-            described.append(x)
-            parts.append(Tensor)
-        elif kind is list or kind is tuple:
-            parts.append(len(x))
-            if not _sort(x, flat, described, parts):
+            address = x.data_ptr()
+            if x.is_neg() or x.is_meta:
                 return False
+            flat.append(x)
+            addresses.append(address)
+            parts.append((x.shape, x.stride(), x.dtype, x.device, address % 16))
+        elif kind in _VALUES:
+            parts += kind, x  # True, 1 and 1.0 are equal
         elif kind is float:
             # 0.0 and -0.0 are equal, and a NaN is not equal to itself.
             parts += kind, x if x > 0 else x.hex()
-        elif kind in _VALUES:
-            parts += kind, x  # True, 1 and 1.0 are equal
+        elif kind is list or kind is tuple:
+            parts.append(len(x))
+            if not _describe(x, flat, addresses, parts):
+                return False
         elif kind is Saved:
+            some = [saved.data_ptr() for saved in x]
             flat += x
-            parts += x.call, *[saved.stride() for saved in x]
+            addresses += some
+            parts += x.call, *[saved.stride() for saved in x], *[address % 16 for address in some]
         else:
             return False
     return True
