@@ -268,7 +268,7 @@ def once(asked: tuple[Any, ...], given: Sequence[Any], decide: Callable[[], Deci
     kinds = None if torch.compiler.is_compiling() else kinds_of(given, flat)
     if kinds is None:
         return decide()
-    device = torch._C._cuda_getDevice() if flat and flat[0].is_cuda else None
+    device = torch.cuda.current_device() if flat and flat[0].is_cuda else None
     learn = torch.is_grad_enabled() and tuple([x.requires_grad for x in flat])
     key = (asked, kinds, device, learn, deterministic(), *_left_out)
     found: Decided | None = _DECISIONS.get(key)

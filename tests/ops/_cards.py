@@ -96,6 +96,7 @@ def pretend(name: str, inspect: Callable[[Any, Any, dict], str] = lambda kernel,
         if hasattr(module, "known_bad_on"):
             module.known_bad_on = lambda device: wrong
     _dispatch._unsupported = lambda device, dtype, shared: UNSUPPORTED(torch.device("cuda", 0), dtype, shared)
+    _dispatch.forget()
     return found
 
 
