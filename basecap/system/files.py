@@ -165,12 +165,14 @@ def writing(path: Path, other: str = "another directory") -> Iterator[None]:
 def fsync_files(directory: Path) -> None:
     """Flush all files below a directory to the disk, so that they survive a crash of the machine; raises OSError.
 
-    A network disk may report only here that it is full.
+    A network disk may report only here that it is full. What another thread renames meanwhile is left out.
     """
-    for path in directory.rglob("*"):
-        if path.is_file():
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
+    for folder, _, names in os.walk(directory):
+        for path in (Path(folder, name) for name in names):
+            with contextlib.suppress(FileNotFoundError):
+                if path.is_file():
+                    with path.open("rb") as file:
+                        os.fsync(file.fileno())
 
 
 def process_name() -> str:

@@ -81,21 +81,6 @@ def _named_state(model: LanguageModel, optimiser: torch.optim.Optimizer) -> dict
     }
 
 
-def save(
-    directory: Path,
-    model: LanguageModel,
-    optimiser: torch.optim.Optimizer,
-    step: int,
-    average: WeightAverage | None = None,
-) -> None:
-    """Write the checkpoint after `step` steps, then remove all but the last two; raises CheckpointError on failure.
-
-    Checkpoints of later steps are removed too, because these steps will be trained again.
-    """
-    _write(directory, step, model.config, tensors_of(model, optimiser, average))
-    _remove_older(directory, step)
-
-
 def tensors_of(
     model: LanguageModel, optimiser: torch.optim.Optimizer, average: WeightAverage | None
 ) -> dict[str, dict[str, Tensor]]:
@@ -114,17 +99,16 @@ def _remove_older(directory: Path, step: int) -> None:
             shutil.rmtree(found[1], ignore_errors=True)  # a partly removed one is damaged and is removed next time
 
 
+def weights_of(model: LanguageModel) -> dict[str, dict[str, Tensor]]:
+    """Return the tensors of stored weights, as `tensors_of` does."""
+    return {"model": _weights(model)}
+
+
 def save_weights(directory: Path, model: LanguageModel, step: int) -> None:
     """Write the weights after `step` steps, keeping those of other steps; raises CheckpointError on failure."""
-    _write(directory, step, model.config, {"model": _weights(model)})
-
-
-def _write(directory: Path, step: int, config: ModelConfig, files: dict[str, dict[str, Tensor]]) -> None:
-    """Write the tensors of each file, the state and the checksums atomically; raises CheckpointError on failure."""
     partial = make_partial(directory, step)
-    write_tensors(partial, files)
-    with _writing(partial):
-        _finish(partial, step, config)
+    write_tensors(partial, weights_of(model))
+    finish(partial, step, model.config)
 
 
 @contextmanager
@@ -143,7 +127,10 @@ def make_partial(directory: Path, step: int) -> Path:
     """Make and return the directory of a checkpoint until it is complete; raises CheckpointError on failure."""
     partial = directory / f".partial-{step}-{process_name()}"
     with _writing(partial):
-        _make(partial)
+        for left in directory.glob(".partial-*"):  # of a killed process
+            shutil.rmtree(left, ignore_errors=True)
+        directory.mkdir(exist_ok=True)  # not the run's own directory, which may have been moved
+        partial.mkdir()
     return partial
 
 
@@ -155,28 +142,27 @@ def write_tensors(partial: Path, parts: Mapping[str, dict[str, Tensor]]) -> None
 
 
 def complete(partial: Path, step: int, config: ModelConfig) -> None:
-    """Finish a checkpoint whose tensors are written, then remove older ones; raises CheckpointError."""
+    """Finish a checkpoint, then remove all but the last two; raises CheckpointError on failure.
+
+    The rows of its run are flushed to the disk first. Checkpoints of later steps are removed too, because these steps
+    will be trained again.
+    """
     with _writing(partial):
-        _finish(partial, step, config)
+        fsync_files(partial.parents[1])
+    finish(partial, step, config)
     _remove_older(partial.parent, step)
 
 
-def _make(partial: Path) -> None:
-    for left in partial.parent.glob(".partial-*"):  # of a killed process
-        shutil.rmtree(left, ignore_errors=True)
-    partial.parent.mkdir(exist_ok=True)  # not the run's own directory, which may have been moved
-    partial.mkdir()
-
-
-def _finish(partial: Path, step: int, config: ModelConfig) -> None:
-    """Add the state and the checksums, and give the directory its name."""
-    state = {"schema": SCHEMA, "step": step, "model": config.model_dump(mode="json")}
-    (partial / "state.json").write_text(json.dumps(state))
-    _write_checksums(partial)
-    fsync_files(partial)  # before an older checkpoint is removed
-    final = partial.parent / f"step-{step}"
-    shutil.rmtree(final, ignore_errors=True)
-    partial.rename(final)
+def finish(partial: Path, step: int, config: ModelConfig) -> None:
+    """Add state and checksums to the tensors and give the directory its name; raises CheckpointError on failure."""
+    with _writing(partial):
+        state = {"schema": SCHEMA, "step": step, "model": config.model_dump(mode="json")}
+        (partial / "state.json").write_text(json.dumps(state))
+        _write_checksums(partial)
+        fsync_files(partial)  # before an older checkpoint is removed
+        final = partial.parent / f"step-{step}"
+        shutil.rmtree(final, ignore_errors=True)
+        partial.rename(final)
 
 
 def _write_checksums(path: Path) -> None:

@@ -2,38 +2,29 @@
 
 import contextlib
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from basecap.models.config import ModelConfig
 from basecap.models.language_model import LanguageModel
 from basecap.train import checkpoint
 from basecap.train.average import WeightAverage
 from basecap.train.config import TrainConfig
 from basecap.train.distributed import Processes
-from basecap.train.layout import Layout
+from basecap.train.layout import Layout, Parts, on_cpu
 from basecap.train.placement import compiles_on
 
 
 class Copies(Layout):
-    """A copy of the model in each process; gradients are averaged over them.
-
-    Attributes:
-        aside: whether checkpoints are copied and a thread writes them: in a single process on a GPU.
-    """
+    """A copy of the model in each process; gradients are averaged over them."""
 
     def __init__(self, model: LanguageModel, group: Processes, *, compiles: bool):
         """Take a model on its device."""
+        super().__init__(model, group)
         if compiles:
             model.compile_training()
-        self._model, self._group = model, group
-        self.aside = group.world == 1 and model.embedding.weight.is_cuda
-        self._pool = ThreadPoolExecutor(1)
-        self._written: Future[None] | None = None
         self.module = DistributedDataParallel(model) if group.world > 1 else model
 
     def without_sync(self, last: bool) -> contextlib.AbstractContextManager:
@@ -54,46 +45,13 @@ class Copies(Layout):
         """Return the norm."""
         return norm
 
-    def save(
-        self,
-        directory: Path,
-        optimiser: torch.optim.Optimizer,
-        step: int,
-        average: WeightAverage | None,
-        before: Callable[[], None],
-    ) -> None:
-        """Write the checkpoint in the leading process, or begin to."""
-        self.settle()
-
-        def write() -> None:
-            before()
-            if not self.aside:
-                checkpoint.save(directory, self._model, optimiser, step, average)
-                return
-            parts = {
-                name: {key: tensor.detach().to("cpu", copy=True) for key, tensor in tensors.items()}
-                for name, tensors in checkpoint.tensors_of(self._model, optimiser, average).items()
-            }
-            # Made now, so that writing fails where the study's directory is moved meanwhile.
-            partial = checkpoint.make_partial(directory, step)
-            self._written = self._pool.submit(_write, partial, parts, step, self._model.config)
-
-        self._group.run_on_leader(write)
-
-    def settle(self) -> None:
-        """See `Layout`."""
-        written, self._written = self._written, None
-        if written is not None:
-            written.result()
-
     def restore(self, path: Path, optimiser: torch.optim.Optimizer, average: WeightAverage | None) -> int:
         """See `Layout`."""
         return checkpoint.restore(path, self._model, optimiser, average)
 
-
-def _write(partial: Path, parts: dict[str, dict[str, Tensor]], step: int, config: ModelConfig) -> None:
-    checkpoint.write_tensors(partial, parts)
-    checkpoint.complete(partial, step, config)
+    def _copied(self, partial: Path, parts: Parts) -> Callable[[], object]:
+        """See `Layout`: the leading process writes all, as the others hold the same."""
+        return on_cpu(self._group, partial, parts)
 
 
 def lay_out(model: LanguageModel, config: TrainConfig, group: Processes) -> Layout:

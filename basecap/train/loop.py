@@ -1,10 +1,11 @@
 """The training loop. It handles tokens, loss and optimiser groups, and is the same for all architectures.
 
 One step: get the batch of (seed, step), accumulate gradients over micro-batches, raise an error for a loss that is not
-finite, clip, update, record. After the steps of the timetable the loop writes a checkpoint and passes the model, in
-evaluation mode and with averaged weights if `train.average` is set, to the evaluations. The checkpoint is written
-first, so that no step is trained again when an evaluation is interrupted: a resumed run discards everything recorded
-after its checkpoint, evaluates the checkpoint if that is due, and continues training.
+finite, clip, update, record. After the steps of the timetable the loop copies a checkpoint, which a thread writes, and
+passes the model, in evaluation mode and with averaged weights if `train.average` is set, to the evaluations. The
+checkpoint comes first, so that no step is trained again when a signal interrupts an evaluation. After a kill the rows
+of a step may be there and its checkpoint not: a resumed run discards everything recorded after its checkpoint,
+evaluates the checkpoint if that is due, and continues training.
 """
 
 import contextlib
@@ -137,7 +138,7 @@ class Trainer:
         self._pauses = Pauses(sum(step > done for step in timetable.points) + len(timetable.branches))
         self._compiling = compiling
         total = timetable.trained_steps * timetable.step_tokens * self.placement.processes.is_leader
-        with progress(label, total=total, unit="tokens", pauses=self._pauses) as advance:
+        with self._abandoning(), progress(label, total=total, unit="tokens", pauses=self._pauses) as advance:
             advance(done * timetable.step_tokens)
             self._advance = advance
             with self.following(label, done):
@@ -172,9 +173,9 @@ class Trainer:
                     self._save(done)
                 if self._evaluate(label, evaluate, done):
                     return done, True
-                if done == until:
-                    self._settle()
             self.note(loss)
+        with self.following(label, done):
+            self._settle()
         return done, False
 
     def _train_branch(
@@ -236,11 +237,11 @@ class Trainer:
             with self.average.applied() if self.average else contextlib.nullcontext():
                 model = self.layout.whole()
                 if keeps:
-                    group.run_on_leader(lambda: checkpoint.save_weights(self.records.weights, model, done))
+                    self.layout.keep(self.records, model, done)
                 with immediate() if group.world == 1 else contextlib.nullcontext():
                     ended = bool(evaluate(model, done, done * self.timetable.step_tokens))
                 if ended and not keeps:
-                    group.run_on_leader(lambda: checkpoint.save_weights(self.records.weights, model, done))
+                    self.layout.keep(self.records, model, done)
                 return ended
         except Interrupted:
             return None
@@ -251,6 +252,8 @@ class Trainer:
         left = self._follow()
         with contextlib.suppress(CheckpointError) if left else contextlib.nullcontext():
             self._settle()
+        if left:  # the checkpoint may have been on its way to where the directory was
+            self._saved_step = -1
         self._save(done)
         self._settle()
         message = f"{label}: stopped at step {done} of {self.timetable.steps} with a checkpoint"
@@ -281,15 +284,24 @@ class Trainer:
         """Write the checkpoint after `done` steps unless it exists."""
         if self._saved_step != done:
             with self.wall.part("checkpoints"):
-                self.layout.save(self.records.resume, self.optimiser, done, self.average, self.records.flush)
+                self.layout.save(self.records, self.optimiser, done, self.average)
             self._saved_step, self._saved_time = done, time.monotonic()
 
     def _settle(self) -> None:
-        """Wait until the last checkpoint is on disk."""
-        written, self._saved_step = self._saved_step, -1  # if it fails, nothing is
+        """Wait until all that was begun is on disk."""
         with self.wall.part("checkpoints"):
             self.layout.settle()
-        self._saved_step = written
+
+    @contextlib.contextmanager
+    def _abandoning(self) -> Iterator[None]:
+        """Where the block ends with an error, wait for what is being written, and log why it cannot be."""
+        try:
+            yield
+        except BaseException:
+            unwritten = self.layout.abandon()
+            if unwritten is not None:
+                self._log(str(unwritten))
+            raise
 
     def _resume(self, log: Callable[[str], None]) -> int:
         group = self.placement.processes
@@ -325,9 +337,10 @@ class Trainer:
         following = batch if self._follow() else self._batch(step + 1)
         ends = self._follow() or requested() is not None
         old = self.config.checkpoint_every is None and time.monotonic() - self._saved_time >= CHECKPOINT_SECONDS
-        asked = torch.tensor([ends, old and group.is_leader], dtype=losses.dtype, device=losses.device)
+        save = (old and group.is_leader) or self.layout.failed
+        asked = torch.tensor([ends, save], dtype=losses.dtype, device=losses.device)
         shared = group.mean(torch.cat([losses, asked]))
-        mean_loss, *auxiliary, stop, save, grad_norm = torch.cat([shared, norm[None]]).tolist()
+        mean_loss, *auxiliary, stop, saves, grad_norm = torch.cat([shared, norm[None]]).tolist()
         if not (math.isfinite(mean_loss) and math.isfinite(grad_norm)):
             self._refuse(step, batch, "loss" if not math.isfinite(mean_loss) else "gradients")
         self.step.update()
@@ -347,7 +360,7 @@ class Trainer:
                     "seconds": seconds,
                 }
             )
-        return Step(mean_loss, following, stop > 0, save > 0)
+        return Step(mean_loss, following, stop > 0, saves > 0)
 
     def _record(self, row: dict[str, float]) -> None:
         """Append a step to the metrics, also where the study's directory moves at this moment."""

@@ -9,7 +9,7 @@ processes reads them, sharded or not. There is no pickle.
 
 import warnings
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from pathlib import Path
 
 import torch
@@ -17,7 +17,6 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from basecap.errors import CheckpointError, describe_error
-from basecap.train.distributed import Processes
 
 #: How the files of parts begin.
 SHARD = "shard-"
@@ -56,41 +55,18 @@ def load_shards(path: Path, tensors: Mapping[str, Tensor]) -> None:
         ) from error
 
 
-class ShardWriter:
-    """Writes the parts of one checkpoint at a time while training goes on."""
+def begin_shards(directory: Path, tensors: Mapping[str, Tensor], channel: ProcessGroup) -> Callable[[], object]:
+    """Copy tensors and begin to write them; return what waits until those of this process are written.
 
-    def __init__(self, group: Processes, channel: ProcessGroup):
-        """Take the processes, which call every method together, and a group on CPUs that nothing else uses."""
-        self._group, self._channel = group, channel
-        self._pool = ThreadPoolExecutor(1)
-        self._written: Future[None] | None = None
+    Args:
+        directory: made by the leading process before.
+        tensors: sharded ones, and others that are the same in all processes.
+        channel: a group of all processes on CPUs that nothing else uses meanwhile.
+    """
+    from torch.distributed.checkpoint import HuggingFaceStorageWriter
+    from torch.distributed.checkpoint import state_dict_saver as dcp
 
-    def write(self, directory: Path, tensors: Mapping[str, Tensor], finish: Callable[[], None]) -> None:
-        """Copy tensors, then write them into a new directory; returns once they are copied.
-
-        Args:
-            directory: made by the leading process before.
-            tensors: sharded ones, and others that are the same in all processes.
-            finish: called in the leading process when all have written.
-        """
-        from torch.distributed.checkpoint import HuggingFaceStorageWriter
-        from torch.distributed.checkpoint import state_dict_saver as dcp
-
-        self.wait()
-        writer = HuggingFaceStorageWriter(str(directory), save_distributed=True)
-        held = {name: tensor.detach() for name, tensor in tensors.items()}  # gradients would be copied too
-        saved = dcp.async_save(held, storage_writer=writer, process_group=self._channel)
-        own = saved if isinstance(saved, Future) else saved.upload_completion
-
-        def complete() -> None:
-            own.result()
-            if self._group.is_leader:
-                finish()
-
-        self._written = self._pool.submit(complete)
-
-    def wait(self) -> None:
-        """Wait until the last checkpoint is on disk; raises SharedError where one process could not write it."""
-        if self._written is not None:
-            written, self._written = self._written, None
-            self._group.run_on_all(written.result)
+    writer = HuggingFaceStorageWriter(str(directory), save_distributed=True)
+    held = {name: tensor.detach() for name, tensor in tensors.items()}  # gradients would be copied too
+    saved = dcp.async_save(held, storage_writer=writer, process_group=channel)
+    return (saved if isinstance(saved, Future) else saved.upload_completion).result

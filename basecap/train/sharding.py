@@ -23,8 +23,8 @@ from basecap.train import checkpoint
 from basecap.train.average import WeightAverage
 from basecap.train.config import TrainConfig
 from basecap.train.distributed import Processes
-from basecap.train.layout import Layout
-from basecap.train.sharded_checkpoint import ShardWriter
+from basecap.train.layout import Layout, Parts
+from basecap.train.sharded_checkpoint import begin_shards
 
 
 @cache  # each call would make new groups of processes
@@ -45,6 +45,7 @@ class Shards(Layout):
 
     def __init__(self, model: LanguageModel, config: TrainConfig, group: Processes, *, compiles: bool):
         """Replace the parameters of a model, on its device, by the parts of this process."""
+        super().__init__(model, group)
         if compiles:
             model.compile_inside()
         kind = next(model.parameters()).device.type
@@ -54,8 +55,7 @@ class Shards(Layout):
             fully_shard(block, mesh=mesh, mp_policy=policy)
         fully_shard(model, mesh=mesh, mp_policy=policy)
         self.module: nn.Module = model
-        self._model, self._group = model, group
-        self._writer = ShardWriter(group, _storage_group())
+        self._channel = _storage_group()
 
     def without_sync(self, last: bool) -> contextlib.AbstractContextManager:
         """See `Layout`."""
@@ -83,33 +83,14 @@ class Shards(Layout):
         """Return the norm over all processes."""
         return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
-    def save(
-        self,
-        directory: Path,
-        optimiser: torch.optim.Optimizer,
-        step: int,
-        average: WeightAverage | None,
-        before: Callable[[], None],
-    ) -> None:
-        """Copy all tensors and begin to write them; training can go on."""
-        self.settle()
-
-        def prepare() -> Path:
-            before()
-            return checkpoint.make_partial(directory, step)
-
-        partial = self._group.run_on_leader(prepare)
-        tensors = checkpoint.tensors_of(self._model, optimiser, average)
-        named = {f"{part}/{name}": tensor for part, held in tensors.items() for name, tensor in held.items()}
-        self._writer.write(partial, named, lambda: checkpoint.complete(partial, step, self._model.config))
-
-    def settle(self) -> None:
-        """See `Layout`."""
-        self._writer.wait()
-
     def restore(self, path: Path, optimiser: torch.optim.Optimizer, average: WeightAverage | None) -> int:
         """See `Layout`."""
         return checkpoint.restore(path, self._model, optimiser, average, _fill)
+
+    def _copied(self, partial: Path, parts: Parts) -> Callable[[], object]:
+        """See `Layout`: each process writes its parts."""
+        named = {f"{part}/{name}": tensor for part, held in parts.items() for name, tensor in held.items()}
+        return begin_shards(partial, named, self._channel)
 
 
 def _fill(tensor: Tensor, values: Tensor) -> None:

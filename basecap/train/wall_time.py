@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 #: Parts of a run's time: the model is built, restored and compiled (until its first step ends), the other steps, the
-#: evaluation points with the weights that they keep, and checkpoints to resume from.
+#: evaluation points with the copy of weights that they keep, and checkpoints: their copies, and waiting for the disk.
 PARTS = ("start", "steps", "evaluations", "checkpoints")
-#: The time of everything, also of what is in no part, such as the wait for the disk between steps.
+#: The time of everything, also of what is in no part, such as progress between steps.
 ALL = "all"
 
 

@@ -1,12 +1,17 @@
 """A stream of random tokens and a small model to train on it."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
 from basecap.data.workload import Batch, Workload
 from basecap.models.config import model_config
 from basecap.models.language_model import LanguageModel
+from basecap.records import RunRecords
 from basecap.train.config import TrainConfig
+from basecap.train.copies import Copies
+from basecap.train.distributed import Processes
 
 VOCAB, LENGTH, BATCH = 31, 16, 4
 
@@ -54,3 +59,11 @@ def model() -> LanguageModel:
 def config(**changes) -> TrainConfig:
     """Return the options of a run of 20 steps."""
     return TrainConfig(**({"tokens": 20 * BATCH * LENGTH, "batch": BATCH, "lr": 1e-2, "warmup": 2} | changes))
+
+
+def save(run: Path, model: LanguageModel, optimiser: torch.optim.Optimizer, step: int) -> Path:
+    """Write a checkpoint of a run; return the directory of its checkpoints."""
+    layout, records = Copies(model, Processes(), compiles=False), RunRecords(run)
+    layout.save(records, optimiser, step, None)
+    layout.settle()
+    return records.resume

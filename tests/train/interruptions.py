@@ -29,6 +29,8 @@ from tests.train.conftest import BATCH, LENGTH, VOCAB, RandomStream, config
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
 STEPS = 50
+#: A step with a checkpoint, and a step after it with an evaluation and before the next checkpoint.
+WRITTEN, EVALUATED = 12, 14
 MODEL = model_config("transformer++", hidden=32, vocab=VOCAB, layers=1, max_length=LENGTH)
 OPTIONS = config(
     tokens=STEPS * BATCH * LENGTH,
@@ -52,11 +54,26 @@ class LoggedStream(RandomStream):
         return rows
 
 
-def train(path: Path) -> None:
-    """Train in `path`, or go on there; the exit code is that of the command line."""
+def train(path: Path, in_write: int | None = None) -> None:
+    """Train in `path`, or go on there; the exit code is that of the command line.
+
+    The process gets the signal `in_write` while its thread writes the checkpoint of `WRITTEN` and later steps have
+    been trained and evaluated.
+    """
     torch.set_num_threads(1)
     path.mkdir(exist_ok=True)
     records, model = RunRecords(path), LanguageModel(MODEL)
+    finish = checkpoint.finish
+
+    def interrupted(partial: Path, step: int, *given: object) -> None:
+        if step == WRITTEN and in_write is not None:
+            while max(record.step for record in records.evals()) < EVALUATED:
+                time.sleep(0.001)
+            os.kill(os.getpid(), in_write)
+            time.sleep(0.1)
+        finish(partial, step, *given)
+
+    checkpoint.finish = interrupted
     tokens = torch.arange(2 * (LENGTH + 1)).view(2, -1) % VOCAB
 
     def evaluate(model: LanguageModel, step: int, trained: int) -> None:
@@ -73,7 +90,6 @@ def train(path: Path) -> None:
                 DevicePlacement.choose(torch.device("cpu"), Processes(), "fp32"),
             )
             trainer = Trainer(model.initialise(0), OPTIONS, 0, workload=stream, records=records, placement=placement)
-            trainer.layout.aside = True  # as on a GPU
             trainer.run("run", evaluate)
     except Interrupted as interrupted:
         sys.exit(128 + interrupted.number)
@@ -91,9 +107,9 @@ def outcome(path: Path) -> tuple[object, ...]:
     return curve, records.evals(), tokens, weights.hexdigest()
 
 
-def run(path: Path, number: int | None = None, after: float = 0.0) -> int:
+def run(path: Path, number: int | None = None, after: float = 0.0, in_write: int | None = None) -> int:
     """Train in a process of its own, which gets the signal `number` so many seconds `after` its first step."""
-    process = FORKS.Process(target=train, args=(path,))
+    process = FORKS.Process(target=train, args=(path, in_write))
     process.start()
     if number is not None:
         while process.is_alive() and not (path / "metrics.jsonl").exists():

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from basecap.errors import BasecapError, CheckpointError
+from basecap.errors import CheckpointError
 from basecap.models.config import model_config
 from basecap.models.language_model import LanguageModel
 from basecap.plugins import load_plugin
@@ -19,7 +19,7 @@ from basecap.train import checkpoint
 from basecap.train.distributed import Processes
 from basecap.train.loop import DevicePlacement, Trainer
 from basecap.train.optim import build_optimiser
-from tests.train.conftest import BATCH, LENGTH, VOCAB, config
+from tests.train.conftest import BATCH, LENGTH, VOCAB, RandomStream, config, save
 
 BUFFERED = """
 import torch
@@ -90,8 +90,7 @@ def test_persistent_buffers_are_resumed_to_the_bit(buffered, stream, tmp_path):
 
 def test_a_buffer_that_a_checkpoint_lacks_is_named(buffered, tmp_path):
     model = LanguageModel(buffered).initialise(0)
-    checkpoint.save(tmp_path, model, build_optimiser(model, model.recipe(), config()), 8)
-    path = tmp_path / "step-8" / "model.safetensors"
+    path = save(tmp_path, model, build_optimiser(model, model.recipe(), config()), 8) / "step-8" / "model.safetensors"
     tensors = load_file(path)
     assert "blocks.0.mixer.scratch" not in tensors
     del tensors["blocks.0.mixer.mean"]
@@ -111,9 +110,8 @@ def sign(path: Path) -> None:
 def saved(model, tmp_path):
     """A directory with the checkpoint of step 8 and directories that are none."""
     for name in ("step-8-backup", "step-", "step-x"):
-        (tmp_path / name).mkdir()
-    checkpoint.save(tmp_path, model, build_optimiser(model, model.recipe(), config()), 8)
-    return tmp_path
+        (tmp_path / "resume" / name).mkdir(parents=True)
+    return save(tmp_path, model, build_optimiser(model, model.recipe(), config()), 8)
 
 
 def test_directories_of_other_names_are_left_alone(saved):
@@ -121,70 +119,103 @@ def test_directories_of_other_names_are_left_alone(saved):
     assert (saved / "step-8-backup").is_dir() and (saved / "step-x").is_dir()
 
 
-@pytest.mark.parametrize(
-    ("name", "aside"),
-    [("metrics.jsonl", False), ("model.safetensors", True), ("optimiser.safetensors", False), ("state.json", True)],
-)
-def test_a_checkpoint_is_removed_only_after_the_next_is_on_disk(model, stream, tmp_path, monkeypatch, name, aside):
+class LongStream(RandomStream):
+    """Waits at one step, so that what is being written is done by then."""
+
+    def __init__(self, ready, step: int):
+        super().__init__()
+        self.ready, self.step = ready, step
+
+    def batch(self, seed: int, step: int, *arguments, **options):
+        while step == self.step and not self.ready():
+            time.sleep(0.01)
+        return super().batch(seed, step, *arguments, **options)
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "model.safetensors", "optimiser.safetensors", "state.json"])
+def test_a_disk_that_is_full_ends_a_run_after_few_steps_and_keeps_the_checkpoint_before(
+    model, tmp_path, monkeypatch, name
+):
     """A disk across the network says last that it is full; a machine may go down at any time."""
-    placement, options = (
-        DevicePlacement.choose(torch.device("cpu"), Processes(), "fp32"),
-        config(checkpoint_every=8 * BATCH * LENGTH),
-    )
     times = []
 
     def full(descriptor: int) -> None:
         path = Path(f"/proc/self/fd/{descriptor}").readlink()
-        if path.name == name and path.parent.name != "step-8":
+        if path.name == name and path.parent.name != "step-4" and checkpoint.latest(records.resume) is not None:
             times.append(name)
-            if checkpoint.latest(tmp_path / "resume") is not None:
-                raise OSError(errno.EDQUOT, "Disk quota exceeded")
+            raise OSError(errno.EDQUOT, "Disk quota exceeded")
 
     monkeypatch.setattr("os.fsync", full)
-    trainer = Trainer(model, options, 0, workload=stream, records=RunRecords(tmp_path), placement=placement)
-    trainer.layout.aside = aside
-    with pytest.raises(BasecapError, match=r"cannot write .*the disk quota is exceeded"):
+    placement, records = DevicePlacement.choose(torch.device("cpu"), Processes(), "fp32"), RunRecords(tmp_path)
+    options = config(checkpoint_every=4 * BATCH * LENGTH, tokens=60 * BATCH * LENGTH)
+    stream = LongStream(lambda: trainer.layout.failed, 10)
+    trainer = Trainer(model, options, 0, workload=stream, records=records, placement=placement)
+    with pytest.raises(CheckpointError, match=r"cannot write .*the disk quota is exceeded; free disk space or"):
         trainer.run("test", lambda model, step, tokens: None)
-    assert times and [path.name for path in (tmp_path / "resume").iterdir()] == ["step-8"]
+    assert times and [path.name for path in records.resume.iterdir()] == ["step-4"]
+    assert 8 < len(records.metrics()) < 12  # the next checkpoint is due at step 12
 
 
-def test_training_goes_on_while_a_thread_writes_the_same_checkpoint(stream, tmp_path, monkeypatch):
-    options, complete, done = config(checkpoint_every=8 * BATCH * LENGTH, average=0.1), checkpoint.complete, []
+def test_training_goes_on_while_a_thread_writes_a_checkpoint_of_its_step(stream, tmp_path, monkeypatch):
+    options, complete, done = config(eval_every=8 * BATCH * LENGTH, average=0.1, keep="all"), checkpoint.complete, []
 
     def slow(partial: Path, step: int, *given: object) -> None:
-        while step == 8 and len(RunRecords(partial.parents[1]).metrics()) < 12:
+        while step == 8 and not at_once and len(RunRecords(partial.parents[1]).metrics()) < 12:
             time.sleep(0.01)
         done.append(step)
         complete(partial, step, *given)
 
     monkeypatch.setattr(checkpoint, "complete", slow)
-    placement = DevicePlacement.choose(torch.device("cpu"), Processes(), "fp32")
-    for name in ("aside", "between"):
+    placement, sums = DevicePlacement.choose(torch.device("cpu"), Processes(), "fp32"), []
+    for at_once in (False, True):
         model = LanguageModel(model_config("transformer++", hidden=32, vocab=VOCAB, layers=1, max_length=LENGTH))
-        records = RunRecords(tmp_path / name)
+        records = RunRecords(tmp_path / f"{at_once}")
         trainer = Trainer(model.initialise(0), options, 0, workload=stream, records=records, placement=placement)
-        trainer.layout.aside = name == "aside"
+        save = trainer._save
+        if at_once:
+            trainer._save = lambda step, save=save, trainer=trainer: (save(step), trainer._settle())
         trainer.run("test", lambda model, step, tokens: None)
         assert done == [8, 16, 20]
-    for step in (16, 20):
-        sums = [(tmp_path / name / f"resume/step-{step}/SHA256SUMS").read_text() for name in ("aside", "between")]
-        assert sums[0] == sums[1] and "average" in sums[0]
+        done.clear()
+        written = [
+            *(records.resume / f"step-{step}" for step in (16, 20)),
+            *checkpoint.stored(records.weights).values(),
+        ]
+        sums.append([(path / "SHA256SUMS").read_text() for path in written])
+    assert sums[0] == sums[1] and len(sums[0]) == 5 and "average" in sums[0][0]
+
+
+def test_an_error_waits_for_what_is_being_written_and_says_why_it_cannot_be(model, stream, tmp_path, monkeypatch):
+    placement, log = DevicePlacement.choose(torch.device("cpu"), Processes(), "fp32"), []
+
+    def full(*given: object) -> None:
+        time.sleep(0.1)
+        raise CheckpointError("cannot write a checkpoint.")
+
+    def fail(model, step, tokens):
+        raise RuntimeError("evaluation")
+
+    monkeypatch.setattr(checkpoint, "complete", full)
+    trainer = Trainer(model, config(), 0, workload=stream, records=RunRecords(tmp_path), placement=placement)
+    with pytest.raises(RuntimeError, match="evaluation"):
+        trainer.run("test", fail, log.append)
+    assert log == ["test: cannot write a checkpoint."]
 
 
 def test_an_older_checkpoint_that_cannot_be_removed_costs_nothing(model, tmp_path, monkeypatch):
     optimiser = build_optimiser(model, model.recipe(), config())
-    checkpoint.save(tmp_path, model, optimiser, 8)
+    resume = save(tmp_path, model, optimiser, 8)
 
     def busy(path: Path, *arguments: object, **options: object) -> None:
         raise OSError(errno.EBUSY, "Device or resource busy", str(path))
 
     monkeypatch.setattr("os.rmdir", busy)
     for step in (9, 10):
-        checkpoint.save(tmp_path, model, optimiser, step)
-    assert (tmp_path / "step-8").is_dir() and checkpoint.latest(tmp_path) == tmp_path / "step-10"
+        save(tmp_path, model, optimiser, step)
+    assert (resume / "step-8").is_dir() and checkpoint.latest(resume) == resume / "step-10"
     monkeypatch.undo()
-    checkpoint.save(tmp_path, model, optimiser, 11)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-10", "step-11"]
+    save(tmp_path, model, optimiser, 11)
+    assert sorted(path.name for path in resume.iterdir()) == ["step-10", "step-11"]
 
 
 def test_a_state_of_impossible_size_is_named(saved):
@@ -233,7 +264,7 @@ def flip_bit(path: Path) -> None:
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("damage", [flip_bit, lambda path: path.write_bytes(b""), Path.unlink])
 def test_a_damaged_checkpoint_gives_way_to_the_one_before_and_that_is_said(saved, model, name, damage):
-    checkpoint.save(saved, model, build_optimiser(model, model.recipe(), config()), 9)
+    save(saved.parent, model, build_optimiser(model, model.recipe(), config()), 9)
     log: list[str] = []
     assert checkpoint.intact(saved, log.append) == saved / "step-9" and not log
     damage(saved / "step-9" / name)
@@ -276,14 +307,14 @@ def test_a_run_resumes_from_the_checkpoint_before_a_damaged_one_to_the_bit(model
 def test_a_checkpoint_of_discarded_steps_goes_when_the_next_is_written(saved, model):
     optimiser = build_optimiser(model, model.recipe(), config())
     for step in (9, 12, 10):
-        checkpoint.save(saved, model, optimiser, step)
+        save(saved.parent, model, optimiser, step)
     found = {path.name for path in saved.iterdir()}
     assert found == {"step-9", "step-10", "step-8-backup", "step-", "step-x"}
 
 
 def test_what_a_killed_process_left_of_a_checkpoint_goes_with_the_next(saved, model):
     (saved / ".partial-5").mkdir()
-    checkpoint.save(saved, model, build_optimiser(model, model.recipe(), config()), 9)
+    save(saved.parent, model, build_optimiser(model, model.recipe(), config()), 9)
     assert not list(saved.glob(".partial-*"))
 
 

@@ -76,16 +76,14 @@ def test_a_signal_ends_an_evaluation_at_once(model, tmp_path, every):
 
 def test_a_trained_run_is_not_trained_again_because_its_evaluation_was_interrupted(model, tmp_path):
     options = config(eval_every=20 * EVERY, checkpoint_every=100 * EVERY)
-    stopped = []
 
     def evaluate(model, step, tokens):
-        stopped.extend(path.name for path in (tmp_path / "resume").iterdir())
         raise RuntimeError("killed")
 
     trainer = Trainer(model, options, 0, workload=RandomStream(), records=RunRecords(tmp_path), placement=PLACEMENT)
     with pytest.raises(RuntimeError, match="killed"):
         trainer.run("test", evaluate)
-    assert stopped == ["step-20"]
+    assert [path.name for path in (tmp_path / "resume").iterdir()] == ["step-20"]
     trained = losses(tmp_path)
     assert train(model, tmp_path, options) == (["test: resumed at step 20 of 20."], [20])
     assert losses(tmp_path) == trained and len(trained) == 20
@@ -105,8 +103,8 @@ def test_a_signal_at_the_end_of_a_run_lets_it_be_recorded_as_finished():
 
 def test_a_checkpoint_is_due_after_some_time_unless_the_study_says_how_often(model, tmp_path, monkeypatch):
     saved = []
-    write = checkpoint.save
-    monkeypatch.setattr(checkpoint, "save", lambda *args: saved.append(args[3]) or write(*args))
+    complete = checkpoint.complete
+    monkeypatch.setattr(checkpoint, "complete", lambda *args: saved.append(args[1]) or complete(*args))
     every, asked = {"eval_every": 20 * EVERY}, {"checkpoint_every": 10 * EVERY}
     assert loop.CHECKPOINT_SECONDS == 600
     for seconds, options, expected in ((600, every, [20]), (0, every, [*range(1, 21)]), (0, every | asked, [10, 20])):
@@ -174,9 +172,31 @@ def test_a_second_signal_ends_the_process_at_once():
     assert process.exitcode == -signal.SIGTERM
 
 
-def test_signals_at_random_moments_change_no_bit(tmp_path):
-    assert interruptions.run(tmp_path / "straight") == 0
-    expected, most = interruptions.outcome(tmp_path / "straight"), interruptions.duration(tmp_path / "straight")
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory):
+    """A run that no signal interrupts."""
+    path = tmp_path_factory.mktemp("straight")
+    assert interruptions.run(path) == 0
+    return path
+
+
+@pytest.mark.parametrize("number", interruptions.SIGNALS)
+def test_a_signal_while_a_checkpoint_is_written_changes_no_bit(straight, tmp_path, number):
+    path, killed = tmp_path / "run", number == signal.SIGKILL
+    assert interruptions.run(path, in_write=number) == (-number if killed else 128 + number)
+    records, steps = RunRecords(path), checkpoint.stored(path / "resume")
+    trained, evaluated = len(records.metrics()), {record.step for record in records.evals()}
+    assert trained >= interruptions.EVALUATED in evaluated
+    if killed:
+        assert [*steps] == [4, 8] and list((path / "resume").glob(".partial-12-*"))
+    else:
+        assert [*steps] == [12, trained]
+    assert interruptions.run(path) == 0
+    assert interruptions.outcome(path) == interruptions.outcome(straight)
+
+
+def test_signals_at_random_moments_change_no_bit(straight, tmp_path):
+    expected, most = interruptions.outcome(straight), interruptions.duration(straight)
     moments = random.Random(time.time_ns())
     for number in interruptions.SIGNALS:
         codes = {0, -number} if number == signal.SIGKILL else {0, 128 + number}

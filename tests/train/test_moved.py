@@ -38,10 +38,22 @@ def remove(out, other):
     shutil.rmtree(out)
 
 
-def train(model, records, *, at_batch=None, at_update=None, at_save=None, at_write=None, at_evaluation=None, act=None):
+def train(
+    model,
+    records,
+    *,
+    at_batch=None,
+    at_update=None,
+    at_save=None,
+    at_write=None,
+    at_keep=None,
+    at_evaluation=None,
+    act=None,
+):
     """Train a run of a study; something happens to the directory once.
 
-    That is in a batch, an update, before a checkpoint, before the thread that writes one aside, or in an evaluation.
+    That is in a batch, an update, before a checkpoint, before the thread that writes one, while it does so and weights
+    are to be kept, or in an evaluation.
     """
 
     class Stream(RandomStream):
@@ -61,10 +73,11 @@ def train(model, records, *, at_batch=None, at_update=None, at_save=None, at_wri
     trainer = Trainer(model, options, 0, workload=Stream(), records=records, placement=PLACEMENT)
     update, updates = trainer.optimiser.step, itertools.count()
     trainer.optimiser.step = lambda: (act() if next(updates) == at_update else None, update())
-    layout = trainer.layout
-    save, submit, layout.aside = layout.save, layout._pool.submit, at_write is not None
-    layout.save = lambda *given: (act() if given[2] == at_save else None, save(*given))
-    layout._pool.submit = lambda *given: (act() if given[3] == at_write else None, submit(*given))[1]
+    layout, saved = trainer.layout, []
+    save, keep, start = layout.save, layout.keep, layout._writer.start
+    layout.save = lambda *given: (saved.append(given[2]), act() if given[2] == at_save else None, save(*given))
+    layout.keep = lambda *given: (act() if given[2] == at_keep else None, keep(*given))
+    layout._writer.start = lambda job: (act() if saved[-1:] == [at_write] else None, start(job))
     trainer.run("test", evaluate)
 
 
@@ -76,6 +89,7 @@ def train(model, records, *, at_batch=None, at_update=None, at_save=None, at_wri
         ({"at_update": 7}, 8),
         ({"at_save": 10}, 10),
         ({"at_write": 20}, 20),
+        ({"at_keep": 20}, 20),
         ({"at_evaluation": 10}, 10),
     ],
 )

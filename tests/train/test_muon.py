@@ -14,6 +14,7 @@ from basecap.models.outline import outline
 from basecap.train import checkpoint
 from basecap.train.config import TrainConfig, TrainSection
 from basecap.train.optim import build_optimiser, hidden_matrices, moments_count, set_learning_rate
+from tests.train.conftest import save
 
 MUON = TrainConfig(tokens=1, optimiser="muon", lr=0.01, weight_decay=0.0)
 
@@ -80,8 +81,7 @@ def test_resumed_training_is_the_same(tmp_path):
     optimisers = [build_optimiser(built, built.recipe(), MUON) for built in (first, second)]
     give_gradients(first)
     optimisers[0].step()
-    checkpoint.save(tmp_path, first, optimisers[0], 1)
-    assert checkpoint.restore(checkpoint.latest(tmp_path), second, optimisers[1]) == 1
+    assert checkpoint.restore(checkpoint.latest(save(tmp_path, first, optimisers[0], 1)), second, optimisers[1]) == 1
     for built, optimiser in zip((first, second), optimisers, strict=True):
         optimiser.zero_grad()
         give_gradients(built)
