@@ -288,7 +288,7 @@ class Trainer:
             self._saved_step, self._saved_time = done, time.monotonic()
 
     def _settle(self) -> None:
-        """Wait until all that was begun is on disk."""
+        """Wait until the last checkpoint and kept weights are on the disk."""
         with self.wall.part("checkpoints"):
             self.layout.settle()
 
