@@ -69,8 +69,15 @@ def assert_kernels(x: list[Tensor], first: Tensor | None = None, segments: Tenso
 
 @pytest.mark.usefixtures("poisoned")
 @anywhere
-@pytest.mark.parametrize("started", [False, True])
-@pytest.mark.parametrize("sizes", [(2, 1, 1, 3, 2), (2, 37, 2, 8, 20), (1, 70, 1, 72, 66), (1, 64, 2, 32, 16)])
+@pytest.mark.parametrize(
+    ("sizes", "started"),
+    [
+        ((2, 1, 1, 3, 2), False),
+        ((2, 37, 2, 8, 20), True),
+        ((1, 70, 1, 72, 66), True),
+        ((1, 64, 2, 32, 16), False),
+    ],
+)
 def test_kernels_are_as_accurate_as_eager(device: str, sizes: tuple[int, ...], started: bool):
     first = first_state(sizes, device) if started else None
     assert_kernels(inputs(sizes, "middling", device, torch.float32), first)
@@ -80,7 +87,7 @@ def test_kernels_are_as_accurate_as_eager(device: str, sizes: tuple[int, ...], s
 @anywhere
 @pytest.mark.parametrize("decays", DECAYS)
 def test_any_decay(device: str, decays: str):
-    sizes = (1, 100, 1, 32, 16)
+    sizes = (1, 70, 1, 32, 16)
     assert_kernels(inputs(sizes, decays, device, torch.float32), first_state(sizes, device))
 
 
@@ -109,7 +116,7 @@ def test_keys_that_are_almost_the_same(device: str, dtype: torch.dtype):
 
 @pytest.mark.usefixtures("poisoned")
 @in_interpreter
-@pytest.mark.parametrize("decays", ["none", "mixed", "breaks"])
+@pytest.mark.parametrize("decays", ["mixed", "breaks"])
 def test_chunks_of_half_precision(decays: str):
     """The interpreter computes float16 correctly, and bfloat16 not."""
     sizes = (1, 150, 1, 64, 16)

@@ -33,7 +33,7 @@ def parts(seed: int, batch: int, device: str) -> list[torch.Tensor]:
 
 @pytest.mark.usefixtures("poisoned")
 @anywhere
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_as_accurate_as_the_parallel_form(device: str, seed: int):
     *x, state = parts(seed, 1 + seed % 2, device)
     # In float64 the parallel form is the definition to 1e-9, see test_wkv4.

@@ -58,8 +58,10 @@ def state(sizes: tuple[int, ...], device: str) -> Tensor:
 
 @pytest.mark.usefixtures("poisoned")
 @anywhere
-@pytest.mark.parametrize("started", [False, True])
-@pytest.mark.parametrize("sizes", [(2, 1, 1, 3, 2), (2, 16, 1, 8, 8), (2, 37, 2, 6, 20), (1, 50, 1, 72, 66)])
+@pytest.mark.parametrize(
+    ("sizes", "started"),
+    [((2, 1, 1, 3, 2), False), ((2, 16, 1, 8, 8), True), ((2, 37, 2, 6, 20), False), ((1, 50, 1, 72, 66), True)],
+)
 def test_kernels_are_as_accurate_as_eager(device: str, sizes: tuple[int, ...], started: bool):
     assert_kernels(inputs(sizes, device, torch.float32), state(sizes, device) if started else None)
 
