@@ -28,6 +28,8 @@ PACKED += ("rwkv-5", "rwkv-7", "transformer++ random k")
 #: Their ops compute in chunks of at most 64 tokens, so the shorter sequences of `FEW` tokens cross these, too.
 SMALL_CHUNKS = ("deltanet", "gated-deltanet", "gated-deltanet-2", "gla", "hgrn-2", "hyena", "kda 3:1", "olmo-hybrid")
 SMALL_CHUNKS += ("rwkv-4", "rwkv-5", "rwkv-6", "rwkv-7")
+#: The chunks of their ops, of 128 tokens, are those of "mamba-2".
+CHUNKS_OF_OTHERS = ("mamba-3", "mlstm", "retnet")
 #: Neither has a chunk, or only that of `Mixer.tiny`; what blocks of kernels could leak shows on the long sequence.
 ATTENTION = ("dsa", "fox", "nsa", "pythia", "top1-chunk-approx", "top1-element", "transformer++ random k")
 FEW = 70
@@ -76,7 +78,7 @@ def one_name_per_graph():
 @pytest.mark.parametrize("name", one_name_per_mixer())
 def test_conforms(name, monkeypatch):
     monkeypatch.setattr("basecap.testing._initialisation.DEPTHS", (12, 48))  # what grows is larger at 48 than at 24
-    report = check_mixer(name, length=FEW if name in (*SMALL_CHUNKS, *ATTENTION) else LENGTH)
+    report = check_mixer(name, length=FEW if name in (*SMALL_CHUNKS, *CHUNKS_OF_OTHERS, *ATTENTION) else LENGTH)
     assert report.checks
     report.raise_failures()
 
