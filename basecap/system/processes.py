@@ -9,11 +9,11 @@ import signal
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -23,6 +23,14 @@ R = TypeVar("R")
 Shared = Literal["place", "machine"]
 #: Of a job that has ended and what it shared with others: which of that was too little for it, None for nothing.
 Crowded = Callable[[T, Future[R], Collection[Shared]], Shared | None]
+
+
+class Kin(NamedTuple):
+    """What makes items alike. A worker does best one of the `kind` that it did last; a `turn` comes after another."""
+
+    turn: object = None
+    kind: object = None
+
 
 #: Raised by the future of a job whose worker was killed.
 WorkerKilled = BrokenProcessPool
@@ -80,17 +88,21 @@ class WorkerPool(Generic[S]):
         job: Callable[[T], R],
         items: Sequence[T],
         crowded: Crowded[T, R] = lambda item, future, shared: None,
+        kin: Callable[[T], Kin] = lambda item: Kin(),
     ) -> Iterator[tuple[T, "Future[R]"]]:
         """Yield each item with the finished future of `job(item)`, in the order in which jobs end.
 
         Args:
             job: a function at the top level of a module.
-            items: sent to the workers; a free worker takes the next one.
+            items: sent to the workers; a free worker takes the next one, or another of the same turn: of the kind that
+                it did last, else of one that none of the others did last.
             crowded: what a job that ran beside others found too little, as they left it. It is done again after the
                 waiting items, beside fewer others at its place or on the machine; if that is crowded, too, it is done a
                 last time, alone there.
+            kin: of an item.
         """
-        for number, future in self._run(job, items, 1, lambda n, *found: crowded(items[n], *found)):
+        kins = [kin(item) for item in items]
+        for number, future in self._run(job, items, kins, 1, lambda n, *found: crowded(items[n], *found)):
             yield items[number], future
 
     def run_in_order(self, job: Callable[[T], R], items: Sequence[T]) -> Iterator["Future[R]"]:
@@ -100,7 +112,8 @@ class WorkerPool(Generic[S]):
         """
         finished: dict[int, Future[R]] = {}
         following = 0
-        for number, future in self._run(job, items, 2, lambda number, future, shared: None):
+        kins = [Kin()] * len(items)
+        for number, future in self._run(job, items, kins, 2, lambda number, future, shared: None):
             finished[number] = future
             while following in finished:
                 yield finished.pop(following)
@@ -110,6 +123,7 @@ class WorkerPool(Generic[S]):
         self,
         job: Callable[[T], R],
         items: Sequence[T],
+        kins: Sequence[Kin],
         tries: int,
         crowded: Crowded[int, R],
     ) -> Iterator[tuple[int, "Future[R]"]]:
@@ -118,8 +132,9 @@ class WorkerPool(Generic[S]):
         met: list[set[Shared]] = [set() for _ in items]  # what its job shared with others
         running: dict[Future[R], tuple[int, _Worker]] = {}
         while waiting or running:
-            while len(running) < self.most and (found := self._next(waiting, [*running.values()], bears)):
+            while len(running) < self.most and (found := self._next(waiting, [*running.values()], bears, kins)):
                 number, worker = found
+                worker.kind = kins[number].kind or worker.kind
                 waiting.remove(number)
                 self._free.remove(worker)
                 running[worker.take(job, items[number])] = number, worker
@@ -144,7 +159,11 @@ class WorkerPool(Generic[S]):
                     yield number, future
 
     def _next(
-        self, waiting: Collection[int], running: Sequence["_Running"], bears: Sequence[Mapping[Shared, int]]
+        self,
+        waiting: Collection[int],
+        running: Sequence["_Running"],
+        bears: Sequence[Mapping[Shared, int]],
+        kins: Sequence[Kin],
     ) -> "_Running | None":
         """Return the next item that may start and the worker that takes it; None while there is none.
 
@@ -154,14 +173,35 @@ class WorkerPool(Generic[S]):
             sharing = _sharing(worker, running)
             if len(sharing["place"]) * self._places >= self.most:
                 continue
-            for number in waiting:
+            fitting = (
+                number
+                for number in waiting
                 if all(
                     len(others) <= bears[one].get(shared, len(others))
                     for shared, others in sharing.items()
                     for one in (number, *others)
-                ):
-                    return number, worker
+                )
+            )
+            taken = {other.kind for other in (*self._free, *(one for _, one in running)) if other is not worker}
+            found = _preferred(((number, kins[number]) for number in fitting), worker.kind, taken)
+            if found is not None:
+                return found, worker
         return None
+
+
+def _preferred(items: Iterable[tuple[int, Kin]], last: object, taken: Collection[object]) -> int | None:
+    """Return the first item of the kind `last`, else of a kind that is not `taken`, else the first; all of one turn."""
+    first: tuple[int, Kin] | None = None
+    untaken: int | None = None
+    for number, kin in items:
+        first = first or (number, kin)
+        if kin.turn != first[1].turn:
+            break
+        if kin.kind == last:
+            return number
+        if untaken is None and kin.kind not in taken:
+            untaken = number
+    return untaken if first is None or untaken is not None else first[0]
 
 
 def _sharing(worker: "_Worker", running: Collection["_Running"]) -> dict[Shared, list[int]]:
@@ -180,6 +220,8 @@ class _Worker:
         self.place = place
         self.pools = pools
         self.pool: ProcessPoolExecutor | None = None
+        #: Of its last item that has one.
+        self.kind: object = None
 
     def take(self, job: Callable[[T], R], item: T) -> "Future[R]":
         if self.pool is not None:
@@ -194,7 +236,7 @@ class _Worker:
         """Wait until a killed process is gone: a pool reports that while the system still frees the process's locks."""
         if self.pool is not None:
             self.pool.shutdown()
-            self.pool = None
+            self.pool = self.kind = None
 
 
 #: An item and the worker that does its job.

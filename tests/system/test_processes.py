@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from basecap.system.processes import WorkerKilled, WorkerPool, usable_cores
+from basecap.system.processes import Kin, WorkerKilled, WorkerPool, usable_cores
 from tests.system import jobs
 
 
@@ -53,7 +53,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, str]]:
 
     class Worker:
         def __init__(self, start: bytes, place: str, pools: object):
-            self.place = place
+            self.place, self.kind = place, None
 
         def take(self, job: object, item: str) -> Future:
             live[item] = self.place, Future()
@@ -68,6 +68,27 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, str]]:
     monkeypatch.setattr("basecap.system.processes._Worker", Worker)
     monkeypatch.setattr("basecap.system.processes.wait", wait)
     return ran
+
+
+@pytest.mark.parametrize(
+    ("items", "expected"),
+    [
+        ("a0 b0 c0 a1 b1 c1", ["a0 c0 c1", "b0 b1 a1"]),
+        ("a0 b0 a1 b1 a2 b2", ["a0 a1 a2", "b0 b1 b2"]),
+        ("a0 a1 a2 b0 b1 b2", ["a0 a2 b1", "a1 b0 b2"]),
+        ("a0 b0 a1 c1", ["a0 a1", "b0 c1"]),
+        ("a0 b0 c1 a1", ["a0 a1", "b0 c1"]),
+    ],
+)
+def test_a_worker_does_items_of_one_kind_one_after_the_other_within_a_turn(
+    ran: list[dict[str, str]], items: str, expected: list[str]
+):
+    """The jobs of two workers end in turn; items have a kind and a turn."""
+    with WorkerPool(jobs.begin, range(2), ["one", "two"]) as pool:
+        order = [item for item, _ in pool.run(jobs.report, items.split(), kin=lambda item: Kin(item[1], item[0]))]
+    places = {item: place for together in ran for item, place in together.items()}
+    assert {*order} == {*items.split()}
+    assert [" ".join(item for item in order if places[item] == place) for place in ("one", "two")] == expected
 
 
 @pytest.mark.usefixtures("ran")

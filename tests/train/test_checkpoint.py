@@ -127,7 +127,8 @@ class LongStream(RandomStream):
         self.ready, self.step = ready, step
 
     def batch(self, seed: int, step: int, *arguments, **options):
-        while step == self.step and not self.ready():
+        until = time.monotonic() + 10
+        while step == self.step and not self.ready() and time.monotonic() < until:
             time.sleep(0.01)
         return super().batch(seed, step, *arguments, **options)
 

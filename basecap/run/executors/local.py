@@ -25,7 +25,7 @@ from basecap.run.provenance import starting_info
 from basecap.run.shared_work import train_shared
 from basecap.run.sharing import choose
 from basecap.system import mps
-from basecap.system.processes import Crowded, Shared, WorkerKilled, WorkerPool, usable_cores
+from basecap.system.processes import Crowded, Kin, Shared, WorkerKilled, WorkerPool, usable_cores
 
 T = TypeVar("T")
 
@@ -115,7 +115,9 @@ class LocalExecutor(Executor):
         return [infos[run.label] for run in runs]
 
     def _train(self, runs: Sequence[RunSpec]) -> Iterator[tuple[RunSpec, RunInfo | None]]:
-        for run, future in self.pool.run(_worker.train, runs, self._crowded(lambda run: run.label)):
+        crowded: Crowded[RunSpec, Any] = self._crowded(lambda run: run.label)
+        # A process finds the compiled code of its last run in its memory, that of others on the disk.
+        for run, future in self.pool.run(_worker.train, runs, crowded, lambda run: Kin(run.seed, run.architecture)):
             try:
                 yield run, future.result()
             except WorkerKilled:
