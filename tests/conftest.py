@@ -90,7 +90,7 @@ def quick_interpreter() -> None:
 
 @pytest.fixture(autouse=True)
 def no_numba() -> Iterator[None]:
-    """Compile no kernels for CPUs, which takes each process seconds; `ops/conftest.py` has them."""
+    """Compile no kernels for CPUs, which takes each process seconds; `ops/` and `run/` have them."""
     from basecap.ops import without_numba
 
     with without_numba():
