@@ -42,6 +42,7 @@ def test_what_is_finished_takes_no_place_from_what_is_not(study_file, tmp_path, 
     class Worker:
         def __init__(self, start, place, pools):
             self.device = self.place = pickle.loads(start)[1].device
+            self.kind = None
             assert place == self.device
 
         def take(self, job, spec):
@@ -141,7 +142,7 @@ def test_a_trial_step_chooses_how_many_runs_share_a_gpu(study_file, tmp_path, mo
 
     class Worker:
         def __init__(self, start, place, pools):
-            self.start, self.place = pickle.loads(start)[1], place
+            self.start, self.place, self.kind = pickle.loads(start)[1], place, None
             starts.append(self.start)
 
         def take(self, job, spec):
