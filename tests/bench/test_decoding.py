@@ -19,7 +19,6 @@ from basecap.models.decoding_speed import Load
 from basecap.models.decoding_steps import GraphSteps
 from basecap.models.generate import read_prompts
 from basecap.models.language_model import LanguageModel
-from basecap.ops import without_numba
 from tests._architectures import distinct_names
 from tests.recorded_graph import recorded
 
@@ -41,7 +40,7 @@ def test_decoding_can_be_a_cuda_graph(name: str):
     model = small(name).initialise(0)
     tokens = torch.randint(0, 31, (4, 5), generator=torch.Generator().manual_seed(0))
     whole, pieces = (model.init_cache(4, 8) for _ in range(2))
-    with torch.no_grad(), without_numba():  # compiling takes seconds
+    with torch.no_grad():
         logits = model.prefill(tokens, whole)
         before = pointers(pieces)
         torch.testing.assert_close(read_prompts(model, tokens, pieces, 2), logits, rtol=1e-4, atol=1e-5)

@@ -13,7 +13,6 @@ from basecap.bench import launch, ops
 from basecap.bench.launch import CASES, Clock, Launched, measure
 from basecap.cli import app
 from basecap.errors import ConfigError
-from basecap.ops import without_numba
 from basecap.testing.marks import requires_gpu
 
 CPU = torch.device("cpu")
@@ -40,8 +39,7 @@ def test_each_case_calls_its_op_with_gradients(name: str, monkeypatch: pytest.Mo
         return 1.0
 
     rows: list[launch.Row] = []
-    with without_numba():  # compiling takes seconds
-        measure(rows, CPU, Clock(called, called), lambda n, note="": None)
+    measure(rows, CPU, Clock(called, called), lambda n, note="": None)
     assert [row["pass"] for row in rows] == ["forward", "forward+backward"], rows
     assert len(calls) == 4
 

@@ -8,7 +8,6 @@ from basecap.models import decoding_steps, generate
 from basecap.models.config import model_config
 from basecap.models.decoding_steps import GraphSteps, PythonSteps, refusal, steps_of
 from basecap.models.language_model import LanguageModel
-from basecap.ops import without_numba
 from basecap.testing.marks import requires_gpu
 from tests.recorded_graph import recorded
 
@@ -56,11 +55,10 @@ class Graphs:
 def test_a_graph_writes_the_same_tokens(name: str, monkeypatch: pytest.MonkeyPatch):
     model, given = small(name), prompts(2, 5)
     assert refusal(model) is None
-    with without_numba():  # compiling takes seconds
-        expected = generate.generate_each(model, given, 7, temperature=1.0)
-        graphs = Graphs(monkeypatch)
-        monkeypatch.setattr(decoding_steps, "LEAST", 1)
-        assert generate.generate_each(model, given, 7, temperature=1.0) == expected
+    expected = generate.generate_each(model, given, 7, temperature=1.0)
+    graphs = Graphs(monkeypatch)
+    monkeypatch.setattr(decoding_steps, "LEAST", 1)
+    assert generate.generate_each(model, given, 7, temperature=1.0) == expected
     # Rooms of 8 and 11 tokens; the first step of each runs from Python.
     assert (graphs.captures, graphs.replays) == (2, 6 - 2)
 

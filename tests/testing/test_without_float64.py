@@ -1,7 +1,5 @@
 """A device without float64, such as an Apple GPU: here the CPU, where float64 is seen but not to be used."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -12,7 +10,7 @@ from basecap.mixers import _parts
 from basecap.models.config import model_config
 from basecap.models.language_model import LanguageModel
 from basecap.names import check_checked_device_name, check_device_name
-from basecap.ops import _sums, without_numba
+from basecap.ops import _sums
 from basecap.system.environment import choose_checked_device
 from basecap.testing.check_op import OPS, check_op
 from tests._architectures import one_of_each_kind
@@ -35,10 +33,8 @@ class Watch(TorchDispatchMode):
 
 
 @pytest.fixture(autouse=True)
-def narrow(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_sums, "WITHOUT_FLOAT64", frozenset({"cpu"}))
-    with without_numba():
-        yield
 
 
 def test_plain_pytorch_of_every_op_uses_none():
