@@ -139,11 +139,10 @@ class Capo(Task):
     def solve(self, inputs: Ints, asked: Ints) -> Answers:
         """Return the facts about the people named before, as the table has them."""
         parts = len(self.config.names)
-        found: Answers = {}
-        for place in asked.tolist():
-            first = place - (place - self.config.length % self._width) % self._width
-            name = inputs[first + 1 : first + 1 + parts] - self._starts[:parts]
-            code = np.ravel_multi_index(tuple(name), self.config.names)
-            number = self._by_name[np.searchsorted(self._names, code, sorter=self._by_name)]
-            found[place] = frozenset({int(self._person(np.array([number]))[0, place - first])})
-        return found
+        offsets = (asked - self.config.length % self._width) % self._width
+        firsts, of_place = np.unique(asked - offsets, return_inverse=True)
+        names = inputs[firsts[:, None] + 1 + np.arange(parts)] - self._starts[:parts]
+        codes = np.ravel_multi_index(tuple(names.T), self.config.names)
+        numbers = self._by_name[np.searchsorted(self._names, codes, sorter=self._by_name)]
+        tokens = self._person(numbers)[of_place, offsets]
+        return {place: frozenset({token}) for place, token in zip(asked.tolist(), tokens.tolist(), strict=True)}
