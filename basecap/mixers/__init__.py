@@ -1,6 +1,6 @@
 """Sequence mixers: one file per architecture, found by scanning; docs/mixers.md says what a file holds."""
 
-from basecap.mixers._cache import Cache, fewer_passes, fill_rows, step_rows
+from basecap.mixers._cache import Cache, Way, choose_way, fill_rows, step_rows
 from basecap.mixers._canon import Canon
 from basecap.mixers._contract import (
     ARCHITECTURES,
@@ -54,15 +54,16 @@ __all__ = [
     "ShortConvolution",
     "Start",
     "Variant",
+    "Way",
     "build_mixer",
     "choose_heads",
+    "choose_way",
     "constant",
     "declared_cost",
     "default_recipe",
     "depth_ratios",
     "divide",
     "error_location",
-    "fewer_passes",
     "fill_rows",
     "generator_for",
     "hybrid",

@@ -94,11 +94,14 @@ class AttentionHeads(nn.Module):
     def init_cache(self, batch: int, capacity: int) -> Cache:
         """Return room for `capacity` keys and values, [B, capacity, G, K] each, and the state of a Canon layer."""
         shape = (batch, capacity, self.groups, self.dim)
-        return Cache(tensors={name: self.qkv.weight.new_zeros(shape) for name in ("k", "v")} | self.canon_state(batch))
+        return self.cache_of({name: self.qkv.weight.new_zeros(shape) for name in ("k", "v")})
 
-    def canon_state(self, batch: int) -> dict[str, Tensor]:
-        """Return the empty state of the Canon layer by its name in a cache; nothing if there is none."""
-        return {} if self.canon is None else {"canon": self.canon.init_cache(batch)}
+    def cache_of(self, tensors: dict[str, Tensor]) -> Cache:
+        """Return a cache of tensors that have a place for each position, and of the Canon layer's state."""
+        cache = Cache(tensors=tensors, by_position=True)
+        if self.canon is not None:
+            cache.keep_last("canon", self.canon.init_cache(len(tensors["k"])))
+        return cache
 
     def state_bytes(self, capacity: int) -> int:
         """Bytes of `init_cache(1, capacity)`."""
@@ -214,8 +217,16 @@ class HeadedMixer(Mixer):
         return 2.0 * length * (self.project.qkv.weight.numel() + gate + self.out.weight.numel()) + canon
 
 
+#: Tokens that `attend` reads in the time of one `attend_next`, on a CPU and elsewhere, where calls are slow.
+TOKENS_OF_A_STEP, TOKENS_OF_A_STEP_ON_CPU = 64, 8
+
+
 class StepwiseMixer(HeadedMixer):
-    """A mixer that reads further tokens one after the other, with one projection of all; subclasses say how."""
+    """A mixer that reads a few further tokens one after the other, with one projection of all; subclasses say how.
+
+    Many further tokens attend at once, as queries of a sequence of all keys so far: where these are at most
+    `TOKENS_OF_A_STEP` for each new token.
+    """
 
     takes_lengths = True
     continues = True
@@ -241,10 +252,26 @@ class StepwiseMixer(HeadedMixer):
         return self._extend(x_BTD, cache) if cache.length else super().prefill(x_BTD, cache)
 
     def _extend(self, x_BTD: Tensor, cache: Cache) -> Tensor:
-        projected = self.project(x_BTD, start=cache.start, last=cache.tensors.get("canon"))
+        q, k, v = self.project(x_BTD, start=cache.start, last=cache.tensors.get("canon"))
+        T, tokens = q.shape[1], TOKENS_OF_A_STEP_ON_CPU if q.device.type == "cpu" else TOKENS_OF_A_STEP
+        at_once = T > 1 and cache.length + T <= tokens * T
+        o_BTHK = self._attend_at_once(x_BTD, q, k, v, cache) if at_once else self._attend_in_turn(q, k, v, cache)
+        return self.finish(o_BTHK, x_BTD)
+
+    def _attend_in_turn(self, q: Tensor, k: Tensor, v: Tensor, cache: Cache) -> Tensor:
         outputs = []
-        for t, (q, k, v) in enumerate(zip(*(x.split(1, dim=1) for x in projected), strict=True)):
-            lengths = None if cache.lengths is None else cache.lengths + t
-            outputs.append(self.attend_next(q, k, v, cache, lengths))
+        for t in range(q.shape[1]):
+            own, lengths = slice(t, t + 1), None if cache.lengths is None else cache.lengths + t
+            outputs.append(self.attend_next(q[:, own], k[:, own], v[:, own], cache, lengths))
             cache.length += 1
-        return self.finish(torch.cat(outputs, dim=1), x_BTD)
+        return torch.cat(outputs, dim=1)
+
+    def _attend_at_once(self, x_BTD: Tensor, q: Tensor, k: Tensor, v: Tensor, cache: Cache) -> Tensor:
+        """Attend as queries at their own positions; others are zero, and their outputs are dropped."""
+        row = torch.arange(len(q), device=q.device)[:, None]
+        place = cache.start + torch.arange(q.shape[1], device=q.device)
+        self.store(k, v, cache)
+        keys, values = (cache.tensors[name][:, : cache.length].to(q.dtype) for name in ("k", "v"))
+        queries = q.new_zeros(len(q), cache.length, *q.shape[2:])
+        queries[row, place] = q
+        return self.attend(x_BTD, queries, keys, values)[row, place]

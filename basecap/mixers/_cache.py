@@ -1,8 +1,8 @@
 """The decoding state of a layer, and a step for sequences of different lengths."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -11,6 +11,13 @@ from basecap.errors import ConfigError
 
 #: Most tokens of a pass over prompts of different lengths.
 AT_ONCE = 65_536
+#: Most padding of a pass, on a CPU and elsewhere: tokens that cost about as much as another pass.
+PADDING, PADDING_ON_CPU = 2_048, 64
+
+#: How prompts of different lengths are read, see `fill_rows`.
+Way = Literal["padded", "pieces", "by length"]
+#: Which prompts a pass reads, and how many tokens of each.
+Pass = tuple[list[int], list[int]]
 
 
 @dataclass(kw_only=True)
@@ -22,11 +29,15 @@ class Cache:
         length: tokens so far in every sequence; where they differ, at least those of the longest one.
         lengths: int64 [B], the tokens so far in each sequence where these may differ, else None. `step_rows`, the
             caller of `step`, adds 1 to them after it.
+        by_position: whether every tensor has one place for each position, or for a block of them. Places after the
+            tokens of a sequence are then not read before they are written again, so that `prefill` may fill an empty
+            cache with prompts that are padded on the right.
     """
 
     tensors: dict[str, Tensor]
     length: int = 0
     lengths: Tensor | None = None
+    by_position: bool = False
 
     @property
     def start(self) -> "int | Tensor":
@@ -38,11 +49,14 @@ class Cache:
         """Bytes of all tensors."""
         return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors.values())
 
+    def keep_last(self, name: str, state: Tensor) -> None:
+        """Add a tensor that is about the last tokens, such as the inputs of a short convolution."""
+        self.tensors[name], self.by_position = state, False
+
     def rows(self, start: int, end: int) -> "Cache":
         """Return a view of the state of sequences `start` to `end`."""
         tensors = {name: tensor[start:end] for name, tensor in self.tensors.items()}
-        lengths = None if self.lengths is None else self.lengths[start:end]
-        return Cache(tensors=tensors, length=self.length, lengths=lengths)
+        return replace(self, tensors=tensors, lengths=None if self.lengths is None else self.lengths[start:end])
 
     def write(self, part: "Cache", start: int) -> None:
         """Copy the state `part` to the sequences from `start`, and its number of tokens."""
@@ -58,8 +72,7 @@ class Cache:
             name: tensor[:1].expand(len(rows), *tensor.shape[1:]) if _is_shared(tensor) else tensor[rows]
             for name, tensor in self.tensors.items()
         }
-        lengths = None if self.lengths is None else self.lengths[rows]
-        return Cache(tensors=tensors, length=self.length, lengths=lengths)
+        return replace(self, tensors=tensors, lengths=None if self.lengths is None else self.lengths[rows])
 
     def put(self, part: "Cache", rows: Tensor) -> None:
         """Copy the tensors of `part` to the sequences `rows`, int64 indices without repetition; no lengths.
@@ -133,45 +146,58 @@ def _step_by_length(
     return torch.cat(outputs)[order]
 
 
+def choose_way(caches: Sequence[Any], lengths: Sequence[int], continues: bool) -> Way:
+    """Return how to read prompts of these lengths, see `fill_rows`: padded if all caches allow it, else in few passes.
+
+    Args:
+        caches: of a model's layers or blocks.
+        lengths: tokens of each prompt.
+        continues: whether further tokens can be read into caches that are not empty.
+    """
+    if len(set(lengths)) > 1 and all(cache.by_position for cache in caches):
+        return "padded"
+    return "pieces" if continues and len(_pieces(lengths)) < len(set(lengths)) else "by length"
+
+
 def fill_rows(
     caches: Sequence[Any],
     lengths: Sequence[int],
-    read: Callable[[list[int], list[int], int, list[Any]], Tensor],
+    read: Callable[[list[int], list[int], list[int], list[Any]], Tensor],
     device: torch.device,
     *,
-    pieces: bool = False,
+    way: Way,
 ) -> Tensor:
     """Fill empty caches with prompts of different lengths and return what they end with, in the order of `lengths`.
 
-    None is padded, so the state of each is that of the prompt alone. The prompts of one length are read together. With
-    `pieces` all of them are: first as many tokens as the shortest one has, then what the others have more, in powers of
-    two, the largest first. These are few passes for any number of lengths.
+    - "padded": prompts of similar lengths are read together, padded on the right. The caches must be `by_position`.
+    - "pieces": all prompts are, none padded: first as many tokens as the shortest one has, then what the others have
+      more, in powers of two, the largest first. These are few passes for any number of lengths.
+    - "by length": those of one length are.
 
     Args:
         caches: of a model's layers or blocks, with `take`, `put` and `set_lengths`.
-        lengths: tokens of each prompt.
-        read: takes the indices of prompts, where to begin in each, how many tokens to read, and caches of their own,
-            which are empty where it begins at 0; returns a tensor [prompts, ...] of the last tokens.
+        lengths: tokens of each prompt, at least 1.
+        read: takes the indices of prompts, where to begin and where to end in each, and caches of their own, which are
+            empty where it begins at 0; returns a tensor [prompts, ...] of the last tokens.
         device: of the caches.
-        pieces: whether `read` can begin elsewhere than at 0.
+        way: as above.
     """
-    if len(set(lengths)) == 1:
-        return read([*range(len(lengths))], [0] * len(lengths), lengths[0], [*caches])
     done, last = [0] * len(lengths), torch.empty(0)
-    passes = _pieces(lengths) if pieces else [(rows, lengths[rows[0]]) for rows in _by_length(lengths)]
-    for rows, count in passes:
-        index = torch.tensor(rows, device=device)
-        part, starts = [cache.take(index) for cache in caches], [done[row] for row in rows]
+    for rows, counts in _passes(lengths, way, device):
+        index, starts, alone = torch.tensor(rows, device=device), [done[row] for row in rows], len(rows) == len(lengths)
+        part = [*caches] if alone else [cache.take(index) for cache in caches]
         if any(starts):
             _set_lengths(part, starts, device)
-        ends = read(rows, starts, count, part)
-        for cache, own in zip(caches, part, strict=True):
-            cache.put(own, index)
+        for row, count in zip(rows, counts, strict=True):
+            done[row] += count
+        ends = read(rows, starts, [done[row] for row in rows], part)
+        if not alone:
+            for cache, own in zip(caches, part, strict=True):
+                cache.put(own, index)
         last = last if len(last) else ends.new_empty(len(lengths), *ends.shape[1:])
         last[index] = ends
-        for row in rows:
-            done[row] += count
-    _set_lengths(caches, lengths, device)
+    if len(set(lengths)) > 1:
+        _set_lengths(caches, lengths, device)
     return last
 
 
@@ -180,21 +206,41 @@ def _set_lengths(caches: Sequence[Any], lengths: Sequence[int], device: torch.de
         cache.set_lengths(torch.tensor(lengths, device=device), max(lengths))
 
 
-def fewer_passes(lengths: Sequence[int]) -> bool:
-    """Return whether prompts of these lengths take fewer passes in pieces than length by length, see `fill_rows`."""
-    return len(_pieces(lengths)) < len(set(lengths))
+def _passes(lengths: Sequence[int], way: Way, device: torch.device) -> list[Pass]:
+    if way == "pieces":
+        return _pieces(lengths)
+    groups = _by_length(lengths) if way == "by length" else _similar(lengths, device)
+    return [(rows, [lengths[row] for row in rows]) for rows in groups]
 
 
-def _pieces(lengths: Sequence[int]) -> list[tuple[list[int], int]]:
-    """Return which prompts read how many tokens, pass by pass; a pass has at most `AT_ONCE` tokens or one prompt."""
+def _pieces(lengths: Sequence[int]) -> list[Pass]:
+    """Return passes over pieces of prompts; a pass has at most `AT_ONCE` tokens or one prompt."""
     shortest, passes = min(lengths), [([*range(len(lengths))], min(lengths))]
     for power in reversed(range((max(lengths) - shortest).bit_length())):
         passes.append(([row for row, length in enumerate(lengths) if (length - shortest) >> power & 1], 1 << power))
     found = []
     for rows, count in passes:
-        most = max(1, AT_ONCE // max(1, count))  # an empty prompt is refused where it is read
-        found += [(rows[first : first + most], count) for first in range(0, len(rows), most)]
+        most = max(1, AT_ONCE // count)
+        parts = (rows[first : first + most] for first in range(0, len(rows), most))
+        found += [(part, [count] * len(part)) for part in parts]
     return found
+
+
+def _similar(lengths: Sequence[int], device: torch.device) -> list[list[int]]:
+    """Return the indices of similar lengths together, which fit in `AT_ONCE` tokens, with little padding, or are one.
+
+    They are in ascending order, so that all of them together are the whole batch.
+    """
+    allowed, groups, padding = PADDING_ON_CPU if device.type == "cpu" else PADDING, list[list[int]](), 0
+    for row in sorted(range(len(lengths)), key=lambda row: -lengths[row]):
+        longest = lengths[groups[-1][0]] if groups else 0
+        padding += longest - lengths[row]
+        if groups and padding <= allowed and (len(groups[-1]) + 1) * longest <= AT_ONCE:
+            groups[-1].append(row)
+        else:
+            groups.append([row])
+            padding = 0
+    return [sorted(group) for group in groups]
 
 
 def _by_length(lengths: Sequence[int]) -> list[list[int]]:

@@ -23,7 +23,8 @@ class ForwardOnly(Mixer):
 
     def init_cache(self, batch: int, max_length: int) -> Cache:
         """Return room for the inputs, [batch, max_length, D]."""
-        return Cache(tensors={"inputs": self._like.new_zeros(batch, max_length, self.layer.hidden)})
+        inputs = self._like.new_zeros(batch, max_length, self.layer.hidden)
+        return Cache(tensors={"inputs": inputs}, by_position=True)
 
     def step(self, x_B1D: Tensor, cache: Cache) -> Tensor:
         """Mix the next token."""

@@ -182,14 +182,19 @@ class Attention(HeadedMixer):
 
     def init_cache(self, batch: int, max_length: int) -> Cache:
         """Keys and values of the last `window` (else `max_length`) tokens: a ring, [B, capacity, G, K] each."""
-        return self.project.init_cache(batch, self._visible(max_length))
+        cache = self.project.init_cache(batch, self._visible(max_length))
+        cache.by_position = cache.by_position and not self._is_ring(cache)
+        return cache
+
+    def _is_ring(self, cache: Cache) -> bool:
+        return cache.tensors["k"].shape[1] == self.config.window
 
     def _visible(self, length: int) -> int:
         return length if self.config.window is None else min(length, self.config.window)
 
     def store(self, k: Tensor, v: Tensor, cache: Cache) -> None:
         """Append to the cache; see `HeadedMixer.store`."""
-        remember(cache, {"k": k, "v": v}, ring=cache.tensors["k"].shape[1] == self.config.window)
+        remember(cache, {"k": k, "v": v}, ring=self._is_ring(cache))
 
     def step(self, x_B1D: Tensor, cache: Cache) -> Tensor:
         """Attend from one more token to the cache."""

@@ -121,9 +121,11 @@ class Fox(Mixer):
         weight, shape = self.out.weight, (batch, max_length, self.heads)
         tensors = {name: weight.new_zeros(*shape, self.dim) for name in ("k", "v")}
         tensors["log_decay"] = weight.new_zeros(shape, dtype=torch.promote_types(weight.dtype, torch.float32))
+        cache = Cache(tensors=tensors, by_position=True)
         if self.shift is not None:
-            tensors |= {name: weight.new_zeros(batch, self.layer.hidden) for name in ("last_k", "last_v")}
-        return Cache(tensors=tensors)
+            for name in ("last_k", "last_v"):
+                cache.keep_last(name, weight.new_zeros(batch, self.layer.hidden))
+        return cache
 
     def step(self, x_B1D: Tensor, cache: Cache) -> Tensor:
         """Attend from one more token to the cache."""

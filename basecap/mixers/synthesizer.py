@@ -101,7 +101,8 @@ class Synthesizer(Mixer):
 
     def init_cache(self, batch: int, max_length: int) -> Cache:
         """Values of every token, [B, max_length, H, K]."""
-        return Cache(tensors={"v": self.value.weight.new_zeros(batch, max_length, self.heads, self.dim)})
+        values = self.value.weight.new_zeros(batch, max_length, self.heads, self.dim)
+        return Cache(tensors={"v": values}, by_position=True)
 
     def step(self, x_B1D: Tensor, cache: Cache) -> Tensor:
         """Attend from one more token to all constants up to its own."""

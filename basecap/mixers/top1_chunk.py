@@ -64,9 +64,9 @@ class Top1Chunk(StepwiseMixer):
         return top1_chunk(q, k, v, chunk=c.chunk, mode=c.mode, remote=c.remote, segments=segments)
 
     def store(self, k: Tensor, v: Tensor, cache: Cache) -> None:
-        """Fill the empty cache with a prompt."""
-        top1_chunk_fill(k, v, cache.tensors, chunk=self.config.chunk)
-        cache.length = k.shape[1]
+        """Append to the cache; see `HeadedMixer.store`."""
+        top1_chunk_fill(k, v, cache.tensors, cache.length, lengths=cache.lengths, chunk=self.config.chunk)
+        cache.length += k.shape[1]
 
     def init_cache(self, batch: int, max_length: int) -> Cache:
         """Keys and values of every token, [B, max_length, G, K] each, and the sum of each chunk's keys."""
@@ -74,7 +74,7 @@ class Top1Chunk(StepwiseMixer):
         tensors = top1_chunk_cache(
             batch, max_length, p.groups, p.dim, chunk=self.config.chunk, dtype=weight.dtype, device=weight.device
         )
-        return Cache(tensors=tensors | p.canon_state(batch))
+        return p.cache_of(tensors)
 
     def attend_next(self, q: Tensor, k: Tensor, v: Tensor, cache: Cache, lengths: Tensor | None) -> Tensor:
         """Attend from one more token; see `StepwiseMixer.attend_next`."""

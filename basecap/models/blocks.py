@@ -54,6 +54,11 @@ class BlockCache:
         """Bytes of all tensors."""
         return self.mixer.nbytes + self.feed_forward.nbytes
 
+    @property
+    def by_position(self) -> bool:
+        """Whether a prompt may be padded on the right, see `Cache`."""
+        return self.mixer.by_position and self.feed_forward.by_position
+
     def rows(self, start: int, end: int) -> "BlockCache":
         """Return the state of sequences `start` to `end`; tensors that are written in place stay shared."""
         return BlockCache(mixer=self.mixer.rows(start, end), feed_forward=self.feed_forward.rows(start, end))
@@ -152,11 +157,11 @@ class Block(nn.Module):
 
     def init_cache(self, batch: int, max_length: int) -> BlockCache:
         """Return the empty decoding state."""
-        empty = Cache(tensors={})
+        empty = Cache(tensors={}, by_position=True)
         feed_forward = empty if self.feed_forward is None else self.feed_forward.init_cache(batch, max_length)
         mixer = self.mixer.init_cache(batch, max_length)
         for name, canon in self._canons().items():  # beside the mixer's own state, which does not have these names
-            mixer.tensors[name] = canon.init_cache(batch)
+            mixer.keep_last(name, canon.init_cache(batch))
         return BlockCache(mixer=mixer, feed_forward=feed_forward)
 
     def _canons(self) -> dict[str, Canon]:

@@ -62,7 +62,10 @@ class FeedForward(nn.Module):
 
     def init_cache(self, batch: int, max_length: int) -> Cache:
         """Return the empty decoding state: that of a Canon layer, if there is one."""
-        return Cache(tensors={} if self.canon is None else {"canon": self.canon.init_cache(batch)})
+        cache = Cache(tensors={}, by_position=True)
+        if self.canon is not None:
+            cache.keep_last("canon", self.canon.init_cache(batch))
+        return cache
 
     def step(self, x_B1D: Tensor, cache: Cache) -> Tensor:
         """Map one more position."""

@@ -12,8 +12,8 @@ from basecap.errors import ConfigError
 from basecap.mixers import (
     Cache,
     ParameterRecipe,
+    choose_way,
     default_recipe,
-    fewer_passes,
     fill_rows,
     initialise,
     normal,
@@ -35,6 +35,7 @@ from basecap.models.blocks import (
 from basecap.models.config import ModelConfig
 from basecap.models.decoder import Decoder
 from basecap.models.ngrams import NgramEmbedding
+from basecap.models.prompts import ends_of, lengths_of, padded, refuse_filled
 from basecap.ops import check_devices, check_segments, keep_choice, keep_products
 from basecap.ops.linear_cross_entropy import linear_cross_entropy
 
@@ -223,7 +224,7 @@ class LanguageModel(nn.Module):
         self._check_positions(max_length)
         caches = [block.init_cache(batch, max_length) for block in self._blocks]
         if self.ngrams is not None:
-            caches[0].mixer.tensors["ngram"] = self.ngrams.init_cache(batch)
+            caches[0].mixer.keep_last("ngram", self.ngrams.init_cache(batch))
         return caches
 
     @torch.no_grad()  # else the caches would keep the graphs of all their tokens
@@ -237,15 +238,15 @@ class LanguageModel(nn.Module):
         Raises:
             ConfigError: an empty prompt, one longer than the learned positions, or caches that have seen tokens.
         """
-        seen = caches[0].mixer.length
-        if seen:
-            raise ConfigError(f"the caches have seen {seen} tokens; prefill new ones, or continue with step.")
-        return self._read(tokens_BT, caches, hidden=hidden)
+        refuse_filled(caches)
+        return self._read(tokens_BT, None, caches, hidden=hidden)
 
-    def _read(self, tokens_BT: Tensor, caches: Caches, *, hidden: bool) -> Tensor:
-        for piece_BT in tokens_BT.split(max(1, self.reads(tokens_BT.shape[1])), dim=1):
+    def _read(self, tokens_BT: Tensor, last_B: Tensor | None, caches: Caches, *, hidden: bool) -> Tensor:
+        """Read tokens as `padded` returns them, more than `PIECE` of each in pieces."""
+        most = max(1, self.reads(tokens_BT.shape[1])) if last_B is None else tokens_BT.shape[1]
+        for piece_BT in tokens_BT.split(most, dim=1):
             x, added = through(self._block_prefills, self._embed(piece_BT, cache=caches[0].mixer), caches)
-        return self._last_hidden(x, added) if hidden else self._prompt_logits(x, added)
+        return self._last_hidden(x, added, last_B) if hidden else self._prompt_logits(x, added, last_B)
 
     def reads(self, length: int) -> int:
         """Return how many tokens of a prompt of `length` tokens are read at once, whose activations are in memory."""
@@ -255,9 +256,8 @@ class LanguageModel(nn.Module):
     def prefill_each(self, prompts: Sequence[Tensor], caches: Caches, *, hidden: bool = False) -> Tensor:
         """Read prompts of any lengths, int64 [T] each, into empty `caches`; return the next logits [B, vocab].
 
-        None is padded, so the state of each is that of the prompt alone. Prompts of one length are read together, or,
-        if the model `continues`, all of them in pieces of one length where that takes fewer passes. `step` then reads
-        one more token of each, at its own position. The caches must be made for the longest prompt and what follows it.
+        The state of each is that of the prompt alone; `choose_way` says how they are read. `step` then reads one more
+        token of each, at its own position. The caches must be made for the longest prompt and what follows it.
         `[cache.take(rows) for cache in caches]` reorders, drops or repeats sequences.
 
         Left-padded tokens with a mask, both [B, T], are `[row[own] for row, own in zip(tokens, mask.bool())]` here.
@@ -265,14 +265,14 @@ class LanguageModel(nn.Module):
         Raises:
             ConfigError: as `prefill`, or a mixer whose decoding state changes its shape (`Cache.put`).
         """
+        refuse_filled(caches)
+        lengths, device = lengths_of(prompts), self.embedding.weight.device
 
-        def read(rows: list[int], starts: list[int], count: int, part: Caches) -> Tensor:
-            pieces = [prompts[row][start : start + count] for row, start in zip(rows, starts, strict=True)]
-            run = self._read if any(starts) else self.prefill
-            return run(torch.stack(pieces), part, hidden=hidden)
+        def read(rows: list[int], starts: list[int], ends: list[int], part: Caches) -> Tensor:
+            own = [prompts[row][start:end] for row, start, end in zip(rows, starts, ends, strict=True)]
+            return self._read(*padded(own), part, hidden=hidden)
 
-        lengths, device = [len(prompt) for prompt in prompts], self.embedding.weight.device
-        return fill_rows(caches, lengths, read, device, pieces=self.continues and fewer_passes(lengths))
+        return fill_rows(caches, lengths, read, device, way=choose_way(caches, lengths, self.continues))
 
     @torch.no_grad()
     def step(self, tokens_B1: Tensor, caches: Caches, *, hidden: bool = False) -> Tensor:
@@ -361,11 +361,11 @@ class LanguageModel(nn.Module):
     def _loss(self, x: Tensor, added: Tensor | None, targets: Tensor) -> Tensor:
         return linear_cross_entropy(self._final(x, added), self.head_weight, targets)
 
-    def _last_hidden(self, x: Tensor, added: Tensor | None) -> Tensor:
-        return self.norm(total(x, added)[:, -1])
+    def _last_hidden(self, x: Tensor, added: Tensor | None, last_B: Tensor | None = None) -> Tensor:
+        return self.norm(ends_of(total(x, added), last_B))
 
-    def _last_logits(self, x: Tensor, added: Tensor | None) -> Tensor:
-        return nn.functional.linear(self._last_hidden(x, added), self.head_weight)
+    def _last_logits(self, x: Tensor, added: Tensor | None, last_B: Tensor | None = None) -> Tensor:
+        return nn.functional.linear(self._last_hidden(x, added, last_B), self.head_weight)
 
     def _check_positions(self, length: int) -> None:
         if self.positions is not None and length > self.config.max_length:

@@ -10,7 +10,7 @@ from torch import Tensor
 from basecap.testing._derivatives import gradients, worst
 from basecap.testing._harness import BATCH, Check, Harness, Layers, largest, root_mean_square, roundoff
 from basecap.testing._proofs import decode
-from basecap.testing._unequal import decode_each, each_from
+from basecap.testing._unequal import decode_each, each_from, way_of
 
 #: Changes of parameters and input whose effect on gradients is averaged.
 DRAWS = 4
@@ -47,8 +47,12 @@ class Lower:
         length, x = self.harness.length, self.x.to(self.device)
         caches = self.layers.init_cache(BATCH, length)
         yield from self._compare("decode", decode(self.layers, x, caches, length // 2), self._y)
-        found = decode_each(self.layers, x, length)
-        yield from self._compare("decode unequal prompts", found, each_from(self._y, length))
+        expected = each_from(self._y, length)
+        found = decode_each(self.layers, x, length, way_of(self.layers, length))
+        yield from self._compare("decode unequal prompts", found, expected)
+        if all(mixer.continues for mixer in self.layers.mixers):
+            found = decode_each(self.layers, x, length, "pieces", at_once=True)
+            yield from self._compare("read unequal prompts, then the rest", found, expected)
 
     def gradients(self) -> Iterator[Check]:
         """Gradients as in training: in 16 bits with float32 parameters under autocast."""

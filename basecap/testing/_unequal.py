@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from basecap.mixers import Cache, fill_rows
+from basecap.mixers import Cache, Way, fill_rows
 from basecap.testing._harness import Check, Harness, Layers
 
 #: Steps after the prompts: more than three windows or chunks of `Mixer.tiny`.
@@ -17,16 +17,25 @@ ROWS = [0, 1, 0, 1]
 @torch.no_grad()
 def unequal_prompts(harness: Harness) -> Iterator[Check]:
     """Prompts of different lengths in one batch, then steps, give the outputs of forward for each."""
-    found = decode_each(harness.layers, harness.x, harness.length)
     expected = each_from(harness.y, harness.length)
-    yield harness.same("unequal prompts", found, expected, unequal_broken(harness))
+    yield _unequal(harness, expected, way_of(harness.layers, harness.length))
     if all(mixer.continues for mixer in harness.layers.mixers):
-        found = decode_each(harness.layers, harness.x, harness.length, at_once=True)
+        found = decode_each(harness.layers, harness.x, harness.length, "pieces", at_once=True)
         broken = (
             f"{harness.place('prefill')} after prompts of {_lengths(harness.length)} tokens in one batch differs from "
             "forward; leave out continues, or read cache.start, the position of each sequence"
         )
         yield harness.same("unequal prompts, then the rest", found, expected, broken)
+
+
+def _unequal(harness: Harness, expected: Tensor, way: Way) -> Check:
+    """Return the check of prompts read in `way`, or of prompts that are not padded where that fails too."""
+    found = decode_each(harness.layers, harness.x, harness.length, way)
+    if way == "by length":
+        return harness.same("unequal prompts", found, expected, unequal_broken(harness))
+    padded = harness.same("unequal prompts", found, expected, _padded_broken(harness))
+    plain = padded if padded.passed else _unequal(harness, expected, "by length")
+    return padded if plain.passed else plain
 
 
 def unequal_broken(harness: Harness) -> str:
@@ -38,22 +47,37 @@ def unequal_broken(harness: Harness) -> str:
     )
 
 
-def decode_each(layers: Layers, x_BTD: Tensor, length: int, at_once: bool = False) -> Tensor:
-    """Return the outputs at the last token of each prompt and at those after it.
+def _padded_broken(harness: Harness) -> str:
+    return (
+        f"prompts of {_lengths(harness.length)} tokens in one batch, padded on the right, decode otherwise than each "
+        f"alone; {harness.place('init_cache')} must not declare by_position where a tensor is about the last tokens"
+    )
 
-    The prompts are read length by length and what follows one by one, or in pieces and what follows at once.
 
-    The outputs are [4, 1 + steps, D].
+def way_of(layers: Layers, length: int) -> Way:
+    """Return how `decode_each` may read the prompts: padded if the caches allow it."""
+    return "padded" if all(cache.by_position for cache in layers.init_cache(1, _room(length))) else "by length"
+
+
+def decode_each(layers: Layers, x_BTD: Tensor, length: int, way: Way, at_once: bool = False) -> Tensor:
+    """Return the outputs at the last token of each prompt, read in `way`, and at those after it, [4, 1 + steps, D].
+
+    What follows is read one by one, or at once. Prompts are padded with other inputs, not with zeros.
     """
     lengths, x = _lengths(length), x_BTD[ROWS]
     steps = _steps(length)
-    caches = layers.init_cache(len(lengths), max(lengths) + steps)
+    caches = layers.init_cache(len(lengths), _room(length))
 
-    def read(rows: list[int], starts: list[int], count: int, part: list[Cache]) -> Tensor:
-        own = torch.stack([x[row, start : start + count] for row, start in zip(rows, starts, strict=True)])
-        return layers.prefill(own, part)[:, -1:]
+    def read(rows: list[int], starts: list[int], ends: list[int], part: list[Cache]) -> Tensor:
+        counts = torch.tensor(ends, device=x.device) - torch.tensor(starts, device=x.device)
+        own = [
+            torch.cat([x[row, start:end], -x[row, end:]]) for row, start, end in zip(rows, starts, ends, strict=True)
+        ]
+        most = int(counts.max())
+        y = layers.prefill(torch.stack([one[:most] for one in own]), part)
+        return y[torch.arange(len(rows), device=x.device), counts - 1, None]
 
-    outputs = [fill_rows(caches, lengths, read, x.device, pieces=at_once)]
+    outputs = [fill_rows(caches, lengths, read, x.device, way=way)]
     row, start = torch.arange(len(x), device=x.device), torch.tensor(lengths, device=x.device)
     if at_once:
         outputs.append(layers.prefill(x[row[:, None], start[:, None] + torch.arange(steps, device=x.device)], caches))
@@ -71,6 +95,10 @@ def each_from(y_BTD: Tensor, length: int) -> Tensor:
 def _lengths(length: int) -> list[int]:
     """Return the lengths of the prompts, two of them equal."""
     return [1, length // 3, length // 3, length // 2]
+
+
+def _room(length: int) -> int:
+    return max(_lengths(length)) + _steps(length)
 
 
 def _steps(length: int) -> int:

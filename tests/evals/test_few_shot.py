@@ -87,18 +87,20 @@ def test_choices_share_the_state_of_their_context(context, name, monkeypatch):
     pairs = [(before, generator.integers(256, size=1 + at).tolist()) for before in questions for at in (1, 0, 2, 4)]
     likely = generate(asked, torch.tensor([questions[0]]), 3)[0].tolist()
     pairs.append((questions[0], likely))
-    read = []
-    prefill = LanguageModel.prefill
-    monkeypatch.setattr(
-        LanguageModel, "prefill", lambda self, x, *rest, **keys: read.append(x.shape) or prefill(self, x, *rest, **keys)
-    )
+    read, inner = [], LanguageModel._read
+
+    def watched(self, tokens: torch.Tensor, last_B: torch.Tensor | None, *rest, **options):
+        read.append(tokens.numel() if last_B is None else int(last_B.sum()) + len(last_B))
+        return inner(self, tokens, last_B, *rest, **options)
+
+    monkeypatch.setattr(LanguageModel, "_read", watched)
     for size in (1, 10_000):
         with torch.no_grad():
             found = scorer_of(context, asked, size).scores(pairs)
         expected = [plain(asked, *pair) for pair in pairs]
         assert [one for one, _ in found] == pytest.approx([one for one, _ in expected], abs=2e-5)
         assert [best for _, best in found] == [best for _, best in expected] and found[-1][1]
-    assert sum(rows * length for rows, length in read) == 2 * sum(map(len, questions))  # once for each size
+    assert sum(read) == 2 * sum(map(len, questions))  # once for each size
 
 
 def test_continuations_are_those_of_each_prompt_alone(context, model):

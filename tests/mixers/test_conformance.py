@@ -118,6 +118,9 @@ def test_conforms_compiled(name, length, monkeypatch):
     report.raise_failures()
 
 
+REST = "unequal prompts, then the rest"
+
+
 class SeesTheFuture(Attention):
     def forward(self, x_BTD, segments=None):
         return super().forward(x_BTD, segments) + 1e-9 * x_BTD.flip(1)
@@ -168,6 +171,13 @@ class MisplacesFurtherTokens(Hyena):
     def prefill(self, x_BTD, cache: Cache):
         cache.lengths = None
         return super().prefill(x_BTD, cache)
+
+
+class PadsItsLastTokens(Hyena):
+    def init_cache(self, batch, max_length):
+        cache = super().init_cache(batch, max_length)
+        cache.by_position = True
+        return cache
 
 
 class IgnoresSegments(Attention):
@@ -269,7 +279,8 @@ class DrawsFromNowhere(Attention):
         (MiscountsTokens, {"prefill 1, then decode: cache length"}),
         (MisplacesShortPrompts, {"unequal prompts", "decode unequal prompts in float32"}),
         (BeginsAnew, {"prefill 13, then the rest"}),
-        (MisplacesFurtherTokens, {"unequal prompts, then the rest"}),
+        (MisplacesFurtherTokens, {REST, f"read {REST} in float32"}),
+        (PadsItsLastTokens, {"unequal prompts", "decode unequal prompts in float32"}),
         (IgnoresSegments, {"packed segments", "packed gradients"}),
         (MixesTheBatch, {"batch invariance"}),
         (WrongGradient, {"derivatives"}),

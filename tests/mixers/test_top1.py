@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from basecap.errors import ConfigError
-from basecap.mixers import ARCHITECTURES, LayerSpec
+from basecap.mixers import ARCHITECTURES, LayerSpec, _attention
 from basecap.testing.check_mixer import check_mixer
 from tests.mixers._built import built, draw
 
@@ -95,17 +95,19 @@ def test_exact_choice_has_the_largest_mass():
 
 
 @pytest.mark.parametrize(
-    ("name", "options"),
+    ("name", "options", "tokens"),
     [
-        ("top1-element", {"kv_heads": 2, "qk_gain": True, "gate": "elementwise", "canon": True}),
-        ("top1-element", {"position": "none", "temperature": 0.5}),
-        ("top1-chunk-exact", {"kv_heads": 1, "chunk": 16}),
-        ("top1-chunk-exact", {"position": "none", "chunk": 32, "gate": "per head", "canon": True}),
-        ("top1-chunk-approx", {"kv_heads": 2, "remote": 2, "qk_gain": True}),
+        ("top1-element", {"kv_heads": 2, "qk_gain": True, "gate": "elementwise", "canon": True}, 0),
+        ("top1-element", {"position": "none", "temperature": 0.5}, 64),
+        ("top1-chunk-exact", {"kv_heads": 1, "chunk": 16}, 0),
+        ("top1-chunk-exact", {"position": "none", "chunk": 32, "gate": "per head", "canon": True}, 64),
+        ("top1-chunk-approx", {"kv_heads": 2, "remote": 2, "qk_gain": True}, 0),
     ],
 )
-def test_options_conform(name, options, monkeypatch):
-    # `test_conformance.py` proves the layer on long sequences and in deep models; three chunks force a choice.
+def test_options_conform(name, options, tokens, monkeypatch):
+    # `test_conformance.py` proves the layer on long sequences and in deep models; three chunks force a choice. Further
+    # tokens are read in turn or at once.
+    monkeypatch.setattr(_attention, "TOKENS_OF_A_STEP_ON_CPU", tokens)
     monkeypatch.setattr("basecap.testing._initialisation.DEPTHS", (12,))
     report = check_mixer(name, options={"heads": 4, **options}, length=70, longest=0)
     assert report.checks

@@ -90,6 +90,18 @@ def test_a_launch_for_the_room_is_the_step_of_each_sequence(mode, remote, device
         assert_as_accurate(f"lengths {lengths.tolist()}", o, beside, truth)
 
 
+def test_further_tokens_stand_behind_those_of_each_sequence():
+    """The sums of chunks that become full are those of a prompt with these tokens."""
+    _, k, v = tokens("cpu", torch.float32)
+    lengths, count = torch.tensor([0, 1, 15, 16, 17, 47, 48, ROOM - 20]), 20
+    place, row = lengths[:, None] + torch.arange(count), torch.arange(len(LENGTHS))[:, None]
+    cache, expected = held(k, v, lengths), held(k, v, lengths + count)
+    top1_chunk_fill(k[row, place], v[row, place], cache, ROOM - count, lengths=lengths, chunk=CHUNK)
+    for name, lived in {"k": lengths + count, "v": lengths + count, "sums": (lengths + count) // CHUNK}.items():
+        kept = torch.arange(cache[name].shape[1]) < lived[:, None]
+        torch.testing.assert_close(cache[name][kept], expected[name][kept], rtol=0, atol=0)
+
+
 def test_lengths_are_on_the_device_of_the_cache():
     inputs, lengths = tokens("cpu", torch.float32), torch.tensor(LENGTHS)
     token, cache = [at(x, lengths) for x in inputs], held(*inputs[1:], lengths)

@@ -119,7 +119,8 @@ def check_cache(
 
 
 def append_rows(cache: dict[str, Tensor], k: Tensor, v: Tensor, lengths: Tensor) -> None:
-    """Write the key and the value of one token [B, 1, G, K] after the `lengths` [B] tokens of each sequence."""
-    row = torch.arange(len(lengths), device=lengths.device)
-    cache["k"][row, lengths] = k[:, 0].to(cache["k"].dtype)
-    cache["v"][row, lengths] = v[:, 0].to(cache["v"].dtype)
+    """Write keys and values [B, T, G, K] after the `lengths` [B] tokens of each sequence."""
+    row = torch.arange(len(lengths), device=lengths.device)[:, None]
+    place = lengths[:, None] + torch.arange(k.shape[1], device=lengths.device)
+    cache["k"][row, place] = k.to(cache["k"].dtype)
+    cache["v"][row, place] = v.to(cache["v"].dtype)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from basecap.errors import ConfigError
 from basecap.ops._dispatch import Backend, choose, families, functions_of
-from basecap.ops._selection.checks import check_cache
+from basecap.ops._selection.checks import append_rows, check_cache
 from basecap.ops._shapes import FLOATS, is_whole
 from basecap.ops.operators import operator
 from basecap.ops.top1_chunk import eager, triton_step
@@ -63,20 +63,40 @@ def top1_chunk_cache(
 
 
 @torch.no_grad()  # else the cache would keep the graphs of all its tokens
-def top1_chunk_fill(k: Tensor, v: Tensor, cache: dict[str, Tensor], *, chunk: int = 128) -> None:
-    """Put the keys and values [B, T, G, K] of a prompt into an empty cache, made with the same `chunk`.
+def top1_chunk_fill(
+    k: Tensor,
+    v: Tensor,
+    cache: dict[str, Tensor],
+    length: int = 0,
+    *,
+    lengths: Tensor | None = None,
+    chunk: int = 128,
+) -> None:
+    """Put keys and values [B, T, G, K] into a cache: those of a prompt if it is empty, else of further tokens.
 
     No gradient flows through the cache.
 
+    Args:
+        k: keys.
+        v: values.
+        cache: from `top1_chunk_cache`, with the same `chunk`.
+        length: see `top1_chunk_step`.
+        lengths: see `top1_chunk_step`.
+        chunk: see `top1_chunk`.
+
     Raises:
-        ConfigError: a prompt that is longer than the cache or does not fit it.
+        ConfigError: more tokens than the cache has room for, or tokens that do not fit it.
     """
     chunk = check_chunk(chunk)
-    check_cache({"k": k, "v": v}, cache, 0, chunk=chunk)
-    T = k.shape[1]
-    cache["k"][:, :T] = k
-    cache["v"][:, :T] = v
-    eager.sum_keys(cache, 0, T // chunk, chunk)
+    check_cache({"k": k, "v": v}, cache, length, chunk=chunk, lengths=lengths)
+    end = length + k.shape[1]
+    if lengths is None:
+        cache["k"][:, length:end] = k
+        cache["v"][:, length:end] = v
+    else:
+        append_rows(cache, k, v, lengths)
+    # The sum of a chunk that is not full in its sequence is not read, and written again once it is.
+    eager.sum_keys(cache, 0 if lengths is not None else length // chunk, end // chunk, chunk)
 
 
 @torch.no_grad()
