@@ -12,11 +12,18 @@ from basecap.mixers._contract import (
     choose_heads,
     divide,
     hybrid,
-    initialise,
     mixer,
 )
-from basecap.mixers._faults import build_mixer, declared_cost, error_location, refuse_other_losses, refuse_other_shape
+from basecap.mixers._faults import (
+    build_mixer,
+    declared_cost,
+    declared_recipe,
+    error_location,
+    refuse_other_losses,
+    refuse_other_shape,
+)
 from basecap.mixers._forward_only import ForwardOnly
+from basecap.mixers._initialise import initialise, refuse_other_recipes
 from basecap.mixers._parts import ShortConvolution, positions_of, rms_norm, rotary
 from basecap.mixers._recipes import (
     Initialiser,
@@ -60,6 +67,7 @@ __all__ = [
     "choose_way",
     "constant",
     "declared_cost",
+    "declared_recipe",
     "default_recipe",
     "depth_ratios",
     "divide",
@@ -76,6 +84,7 @@ __all__ = [
     "orthogonal",
     "positions_of",
     "refuse_other_losses",
+    "refuse_other_recipes",
     "refuse_other_shape",
     "residual_std",
     "rms_norm",

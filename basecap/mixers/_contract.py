@@ -15,9 +15,9 @@ import torch
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor, nn
 
-from basecap.errors import ConfigError, describe_error, nearest
+from basecap.errors import ConfigError
 from basecap.mixers._cache import Cache
-from basecap.mixers._recipes import LayerSpec, ParameterRecipe, default_recipe, generator_for
+from basecap.mixers._recipes import LayerSpec, ParameterRecipe, default_recipe
 from basecap.mixers._unfinished import unfinished
 from basecap.names import split_backbone
 from basecap.ops import Influence
@@ -149,52 +149,6 @@ class Mixer(nn.Module, ABC):
     @abstractmethod
     def state_bytes(self, length: int) -> int:
         """Bytes of `init_cache(1, length)` in the module's dtype."""
-
-
-def initialise(module: nn.Module, recipes: Mapping[str, ParameterRecipe], seed: int) -> None:
-    """Set every parameter by its recipe: a pure function of (seed, parameter name) on any device and dtype.
-
-    Values are drawn in float32 on the CPU from a generator seeded by the SHA-256 of seed and name, so neither the
-    order of the modules nor a new parameter elsewhere changes them.
-
-    Raises:
-        ConfigError: a parameter has no recipe, or a recipe no parameter.
-    """
-    parameters = dict(module.named_parameters())
-    for name in sorted(parameters.keys() ^ recipes.keys()):
-        owner, own = _owner(module, name)
-        if name in recipes:
-            hint = nearest(own, [_owner(module, other)[1] for other in parameters])
-            raise ConfigError(f"{owner}: recipe() names {own!r}, which is not a parameter; {hint}")
-        example = f"{{**super().recipe(), {own!r}: ParameterRecipe(init=normal(0.02))}}"
-        raise ConfigError(
-            f"{owner}: parameter {own!r} has no recipe; give it one in recipe(), such as {example}, with both names "
-            "from basecap.mixers."
-        )
-    with torch.no_grad():
-        for name, parameter in parameters.items():
-            start = torch.empty(parameter.shape, dtype=torch.float32, device="cpu")
-            if not isinstance(recipes[name], ParameterRecipe):
-                owner, own = _owner(module, name)
-                found = type(recipes[name]).__name__
-                raise ConfigError(
-                    f"{owner}: the recipe of {own!r} is of type {found}; write ParameterRecipe(init=...)."
-                )
-            try:
-                recipes[name].init(start, generator_for(seed, name))
-            except Exception as error:  # a plugin's initialiser, or another object in its place
-                owner, own = _owner(module, name)
-                raise ConfigError(f"{owner}: the recipe of {own!r} fails: {describe_error(error)}; fix it.") from error
-            parameter.copy_(start)
-
-
-def _owner(module: nn.Module, name: str) -> tuple[str, str]:
-    """Return the mixer in `module` that parameter `name` belongs to, as text, and its name in that class."""
-    for prefix, part in module.named_modules():
-        start = f"{prefix}." if prefix else ""
-        if isinstance(part, Mixer) and name.startswith(start):
-            return f"mixer {type(part).__name__} ({source_location(type(part))})", name.removeprefix(start)
-    return type(module).__name__, name
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from basecap.mixers._contract import Mixer, MixerConfig
-    from basecap.mixers._recipes import LayerSpec
+    from basecap.mixers._recipes import LayerSpec, ParameterRecipe
 
 
 def error_location(error: BaseException, cls: type) -> str | None:
@@ -62,6 +62,24 @@ def refuse_other_losses(mixer: "Mixer", found: "Mapping[str, Tensor]") -> None:
         raise ConfigError(f"mixer {where} declares the auxiliary losses {declared}, but forward gave {sorted(found)}.")
     shapes = ", ".join(f"{name} {list(value.shape)}" for name, value in found.items())
     raise ConfigError(f"the auxiliary losses of mixer {where} must be scalars, not {shapes}.")
+
+
+def declared_recipe(mixer: "Mixer") -> "Mapping[str, ParameterRecipe]":
+    """Return `mixer.recipe()`; raises ConfigError with class and line if that fails or is no dict."""
+    cls = type(mixer)
+    try:
+        recipes = mixer.recipe()
+    except (Exception, SystemExit) as error:  # as above
+        location = error_location(error, cls) or source_location(cls)
+        raise ConfigError(
+            f"recipe of mixer {cls.__name__} ({location}) fails: {describe_error(error)}; fix it."
+        ) from error
+    if not isinstance(recipes, dict):
+        found = type(recipes).__name__
+        raise ConfigError(
+            f"recipe of mixer {cls.__name__} ({source_location(cls)}) returns {found}; it must return a dict by name."
+        )
+    return recipes
 
 
 def declared_cost(mixer: "Mixer", what: str, length: int) -> float:

@@ -12,6 +12,7 @@ from basecap.mixers import (
     Mixer,
     ParameterRecipe,
     declared_cost,
+    declared_recipe,
     default_recipe,
     refuse_other_losses,
     refuse_other_shape,
@@ -173,7 +174,7 @@ class Block(nn.Module):
         norms = {"mixer_norm": self.mixer_norm, "feed_forward_norm": self.feed_forward_norm}
         parts = {name: default_recipe(norm) for name, norm in norms.items() if norm is not None}
         parts |= {name: canon.recipe() for name, canon in self._canons().items()}
-        parts["mixer"] = self.mixer.recipe()
+        parts["mixer"] = dict(declared_recipe(self.mixer))
         if self.feed_forward is not None:
             parts["feed_forward"] = self.feed_forward.recipe()
         return {f"{name}.{key}": recipe for name, recipes in parts.items() for key, recipe in recipes.items()}

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from basecap.data.task_data import TaskData
 from basecap.errors import ConfigError, nearest
 from basecap.evals import Evaluation, build_evaluation
-from basecap.mixers import ARCHITECTURES, Architecture
+from basecap.mixers import ARCHITECTURES, Architecture, refuse_other_recipes
 from basecap.models import BACKBONES
 from basecap.models.config import LayerConfig, ModelConfig, model_config
 from basecap.models.language_model import LanguageModel
@@ -262,6 +262,7 @@ def costs(runs: Sequence[RunSpec]) -> list[Cost]:
         if run.architecture not in models:
             try:
                 model = outline(run.model)
+                refuse_other_recipes(model, model.recipe())
                 models[run.architecture] = model, moments_count(model, run.train)
             except ConfigError as error:
                 raise ConfigError(f"architecture {run.architecture!r}: {error}") from error

@@ -29,6 +29,7 @@ from basecap.mixers import (
     LayerSpec,
     Mixer,
     build_mixer,
+    declared_recipe,
     error_location,
     generator_for,
     initialise,
@@ -168,7 +169,8 @@ class Harness:
         self.batch = 1 if last else BATCH
         self.config = choice.configure(hidden, {**tiny_options(choice, hidden), **options})
         layers = Layers(choice, self.config, hidden, length, last)
-        recipes = {f"mixers.{i}.{k}": r for i, mixer in enumerate(layers.mixers) for k, r in mixer.recipe().items()}
+        own = [declared_recipe(mixer) for mixer in layers.mixers]
+        recipes = {f"mixers.{i}.{name}": recipe for i, found in enumerate(own) for name, recipe in found.items()}
         initialise(layers, recipes, SEED)
         make_generic(layers)
         self.layers = layers.to(device, torch.float64)

@@ -13,6 +13,8 @@ from basecap.mixers import ARCHITECTURES, Architecture, LayerChoice
 from basecap.mixers.attention import Attention
 from basecap.models.config import model_config
 from basecap.models.language_model import LanguageModel
+from basecap.plan.checks import check
+from basecap.study.config import validate
 from basecap.testing.check_all import check_all
 from basecap.testing.check_mixer import check_mixer
 
@@ -46,6 +48,21 @@ class LeavesInInit(Attention):
 class FailingState(Attention):
     def state_bytes(self, length):
         return length + None
+
+
+class LacksARecipe(Attention):
+    def recipe(self):
+        return {name: recipe for name, recipe in super().recipe().items() if name != "out.weight"}
+
+
+class FailingRecipe(Attention):
+    def recipe(self):
+        return {"out.weight": self.nothing}
+
+
+class ListsRecipes(Attention):
+    def recipe(self):
+        return list(super().recipe())
 
 
 class FailingForward(Attention):
@@ -103,6 +120,28 @@ def test_costs_that_are_no_numbers_are_named(register):
         model(register(FailingState)).state_bytes(8)
     with pytest.raises(ConfigError, match=r"returns -\d.*; it must return a finite number of at least 0"):
         model(register(NegativeFlops)).training_flops(8)
+
+
+@pytest.mark.parametrize("optimiser", ["adamw", "muon"])
+@pytest.mark.parametrize(
+    ("mixer", "words"),
+    [
+        (LacksARecipe, r"mixer LacksARecipe \(.*\): parameter 'out\.weight' has no recipe; give it one in recipe\(\)"),
+        (
+            FailingRecipe,
+            r"recipe of mixer FailingRecipe \(.*test_faults\.py:\d+\) fails: AttributeError: .*; fix it\.$",
+        ),
+        (ListsRecipes, r"recipe of mixer ListsRecipes \(.*\) returns list; it must return a dict by name\.$"),
+    ],
+)
+def test_wrong_recipes_are_named_before_anything_trains(mixer, words, optimiser, register):
+    content = {"architectures": [register(mixer)], "reference": "unfinished"}
+    train = {"tokens": 64, "batch": 1, "optimiser": optimiser}
+    data = {"source": "installed", "tokenizer": "bytes", "seq_len": 32, "train": ["prose"]}
+    with pytest.raises(ConfigError, match=f"^architecture 'unfinished': {words}"):
+        check(
+            validate({"name": "x", "model": {"hidden": 32, "layers": 1}, "train": train, "data": data} | content, "x")
+        )
 
 
 def test_a_mixer_does_not_end_the_program(register):
