@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from basecap.errors import ConfigError
 from basecap.mixers._canon import Canon
 from basecap.mixers._contract import Cache, Mixer, MixerConfig, choose_heads, divide
+from basecap.mixers._further import Further
 from basecap.mixers._parts import positions_of, refuse_odd_heads, rms_norm, rotary
 from basecap.mixers._recipes import LayerSpec, ParameterRecipe, Scheme, constant, default_recipe, matrices
 
@@ -185,6 +186,13 @@ class HeadedMixer(Mixer):
         self.store(k, v, cache)
         return self.finish(self.attend(x_BTD, q, k, v), x_BTD)
 
+    def attend_at_once(self, x_BTD: Tensor, q: Tensor, k: Tensor, v: Tensor, cache: Cache) -> Tensor:
+        """Store further tokens and return the outputs of their heads, by `attend` among all tokens of the cache."""
+        further = Further(cache, x_BTD)
+        self.store(k, v, cache)
+        keys, values = (cache.tensors[name][:, : further.length].to(q.dtype) for name in ("k", "v"))
+        return further.pick(self.attend(further.spread(x_BTD), further.spread(q), keys, values))
+
     def finish(self, o_BTHK: Tensor, x_BTD: Tensor) -> Tensor:
         """Return what the heads mixed, gated by the input (arXiv 2505.06708, position G1) and projected."""
         if self.gate is not None:
@@ -217,15 +225,10 @@ class HeadedMixer(Mixer):
         return 2.0 * length * (self.project.qkv.weight.numel() + gate + self.out.weight.numel()) + canon
 
 
-#: Tokens that `attend` reads in the time of one `attend_next`, on a CPU and elsewhere, where calls are slow.
-TOKENS_OF_A_STEP, TOKENS_OF_A_STEP_ON_CPU = 64, 8
-
-
 class StepwiseMixer(HeadedMixer):
     """A mixer that reads a few further tokens one after the other, with one projection of all; subclasses say how.
 
-    Many further tokens attend at once, as queries of a sequence of all keys so far: where these are at most
-    `TOKENS_OF_A_STEP` for each new token.
+    Many further tokens attend at once, see `Further`.
     """
 
     takes_lengths = True
@@ -253,10 +256,9 @@ class StepwiseMixer(HeadedMixer):
 
     def _extend(self, x_BTD: Tensor, cache: Cache) -> Tensor:
         q, k, v = self.project(x_BTD, start=cache.start, last=cache.tensors.get("canon"))
-        T, tokens = q.shape[1], TOKENS_OF_A_STEP_ON_CPU if q.device.type == "cpu" else TOKENS_OF_A_STEP
-        at_once = T > 1 and cache.length + T <= tokens * T
-        o_BTHK = self._attend_at_once(x_BTD, q, k, v, cache) if at_once else self._attend_in_turn(q, k, v, cache)
-        return self.finish(o_BTHK, x_BTD)
+        if Further.at_once(cache, x_BTD):
+            return self.finish(self.attend_at_once(x_BTD, q, k, v, cache), x_BTD)
+        return self.finish(self._attend_in_turn(q, k, v, cache), x_BTD)
 
     def _attend_in_turn(self, q: Tensor, k: Tensor, v: Tensor, cache: Cache) -> Tensor:
         outputs = []
@@ -265,13 +267,3 @@ class StepwiseMixer(HeadedMixer):
             outputs.append(self.attend_next(q[:, own], k[:, own], v[:, own], cache, lengths))
             cache.length += 1
         return torch.cat(outputs, dim=1)
-
-    def _attend_at_once(self, x_BTD: Tensor, q: Tensor, k: Tensor, v: Tensor, cache: Cache) -> Tensor:
-        """Attend as queries at their own positions; others are zero, and their outputs are dropped."""
-        row = torch.arange(len(q), device=q.device)[:, None]
-        place = cache.start + torch.arange(q.shape[1], device=q.device)
-        self.store(k, v, cache)
-        keys, values = (cache.tensors[name][:, : cache.length].to(q.dtype) for name in ("k", "v"))
-        queries = q.new_zeros(len(q), cache.length, *q.shape[2:])
-        queries[row, place] = q
-        return self.attend(x_BTD, queries, keys, values)[row, place]

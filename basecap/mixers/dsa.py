@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from basecap.errors import ConfigError
 from basecap.mixers._attention import HeadedMixer, HeadsConfig, refuse_more
 from basecap.mixers._contract import Cache, Variant, mixer
+from basecap.mixers._further import Further
 from basecap.mixers._parts import positions_of, remember, rotary
 from basecap.mixers._recipes import LayerSpec, ParameterRecipe, default_recipe
 from basecap.ops import Influence
@@ -151,17 +152,29 @@ class DSA(HeadedMixer):
         return self._extend(x_B1D, cache)
 
     def _extend(self, x_BTD: Tensor, cache: Cache) -> Tensor:
-        """Attend from further tokens one after the other, with one projection of all."""
+        """Attend from further tokens, a few of them one after the other, with one projection of all."""
         start, tensors = cache.start, cache.tensors
+        further = Further(cache, x_BTD) if Further.at_once(cache, x_BTD) else None
         q, k, v = self.project(x_BTD, start=start, last=tensors.get("canon"))
         index = self._index(x_BTD, start=start)
         remember(cache, {"k": k, "v": v} if index is None else {"k": k, "v": v, "index_k": index[1]})
+        if further is not None:
+            return self.finish(self._attend_at_once(index, q, tensors, further), x_BTD)
         outputs = []
         for t, q_B1HK in enumerate(q.split(1, dim=1)):
             now = slice(t, t + 1)
             own = None if index is None else (index[0][:, now], tensors["index_k"].to(index[1].dtype), index[2][:, now])
             outputs.append(self._look_up(own, q_B1HK, tensors, start + t))
         return self.finish(torch.cat(outputs, dim=1), x_BTD)
+
+    def _attend_at_once(self, index: Index | None, q: Tensor, tensors: dict[str, Tensor], further: Further) -> Tensor:
+        """Return what the queries [B, T, H, K] of further tokens read of a cache that has them."""
+        queries, (k, v) = further.spread(q), (tensors[name][:, : further.length].to(q.dtype) for name in ("k", "v"))
+        if index is not None:
+            index_k = tensors["index_k"][:, : further.length].to(index[1].dtype)
+            index = (further.spread(index[0]), index_k, further.spread(index[2]))
+        chosen = self._chosen(index, queries, k, None)
+        return further.pick(selected_attention(queries, k, v, chosen, numbers(queries)))
 
     def _look_up(self, own: Index | None, q: Tensor, tensors: dict[str, Tensor], start: int | Tensor) -> Tensor:
         """Return what the queries [B, 1, H, K] at positions `start` read of a cache, which may have later tokens."""

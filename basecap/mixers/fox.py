@@ -8,6 +8,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from basecap.mixers._contract import Cache, Mixer, MixerConfig, Variant, choose_heads, divide, mixer
+from basecap.mixers._further import Further
 from basecap.mixers._parts import positions_of, refuse_odd_heads, remember, rms_norm, rotary, token_shift
 from basecap.mixers._recipes import LayerSpec, ParameterRecipe, constant, default_recipe
 from basecap.ops import Influence
@@ -140,10 +141,15 @@ class Fox(Mixer):
         return self._finish(forgetting_attention(q, k, v, log_decay), x_BTD)
 
     def _extend(self, x_BTD: Tensor, cache: Cache) -> Tensor:
-        """Attend from further tokens one after the other, with one projection of all."""
-        start, outputs = cache.start, []
+        """Attend from further tokens, a few of them one after the other, with one projection of all."""
+        start, outputs = cache.start, list[Tensor]()
+        further = Further(cache, x_BTD) if Further.at_once(cache, x_BTD) else None
         q, k, v, log_decay = self._inputs(x_BTD, cache=cache)
         remember(cache, {"k": k, "v": v, "log_decay": log_decay})
+        if further is not None:
+            k, v, log_decay = (cache.tensors[name][:, : further.length] for name in ("k", "v", "log_decay"))
+            o = forgetting_attention(further.spread(q), k.to(q.dtype), v.to(q.dtype), log_decay)
+            return self._finish(further.pick(o), x_BTD)
         for t, q_B1HK in enumerate(q.split(1, dim=1)):
             seen = cache.length - q.shape[1] + t + 1
             k, v, log_decay = (cache.tensors[name][:, :seen] for name in ("k", "v", "log_decay"))

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from basecap.mixers._attention import HeadedMixer, HeadsConfig, refuse_more
 from basecap.mixers._contract import Cache, mixer
 from basecap.mixers._delta import REPOSITORY
+from basecap.mixers._further import Further
 from basecap.mixers._parts import positions_of, remember
 from basecap.mixers._recipes import LayerSpec, ParameterRecipe, default_recipe
 from basecap.ops import Influence, without_autocast
@@ -201,11 +202,12 @@ class NSA(HeadedMixer):
         return cache
 
     def store(self, k: Tensor, v: Tensor, cache: Cache) -> None:
-        """Fill the empty cache with a prompt."""
-        blocks = cut(k.flatten(2), None, self.config.block)
-        for name, x in (("mean_k", k), ("mean_v", v)):
-            cache.tensors[name][:, : blocks.last_BM.shape[1]] = means(x, blocks, self.config.block)
+        """Append to the cache; see `HeadedMixer.store`."""
         remember(cache, {"k": k, "v": v})
+        for name in ("k", "v"):  # right for blocks that are whole in their sequence, and others are not read
+            held = cache.tensors[name][:, : cache.length]
+            blocks = cut(held.flatten(2), None, self.config.block)
+            cache.tensors[f"mean_{name}"][:, : blocks.last_BM.shape[1]] = means(held, blocks, self.config.block)
 
     def step(self, x_B1D: Tensor, cache: Cache) -> Tensor:
         """Attend from one more token."""
@@ -216,9 +218,11 @@ class NSA(HeadedMixer):
         return self._extend(x_BTD, cache) if cache.length else super().prefill(x_BTD, cache)
 
     def _extend(self, x_BTD: Tensor, cache: Cache) -> Tensor:
-        """Attend from further tokens one after the other, with one projection of all."""
+        """Attend from further tokens, a few of them one after the other, with one projection of all."""
         start = cache.start
         q, k, v = self.project(x_BTD, start=start, last=cache.tensors.get("canon"))
+        if Further.at_once(cache, x_BTD):
+            return self.finish(self.attend_at_once(x_BTD, q, k, v, cache), x_BTD)
         t_B1 = start if isinstance(start, Tensor) else torch.full((len(q), 1), start, device=q.device)
         remember(cache, {"k": k, "v": v})
         read = [self._read(q_B1HK, cache.tensors, t_B1 + t) for t, q_B1HK in enumerate(q.split(1, dim=1))]

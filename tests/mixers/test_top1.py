@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from basecap.errors import ConfigError
-from basecap.mixers import ARCHITECTURES, LayerSpec, _attention
+from basecap.mixers import ARCHITECTURES, LayerSpec, _further
 from basecap.testing.check_mixer import check_mixer
 from tests.mixers._built import built, draw
 
@@ -107,7 +107,7 @@ def test_exact_choice_has_the_largest_mass():
 def test_options_conform(name, options, tokens, monkeypatch):
     # `test_conformance.py` proves the layer on long sequences and in deep models; three chunks force a choice. Further
     # tokens are read in turn or at once.
-    monkeypatch.setattr(_attention, "TOKENS_OF_A_STEP_ON_CPU", tokens)
+    monkeypatch.setattr(_further, "TOKENS_OF_A_STEP_ON_CPU", tokens)
     monkeypatch.setattr("basecap.testing._initialisation.DEPTHS", (12,))
     report = check_mixer(name, options={"heads": 4, **options}, length=70, longest=0)
     assert report.checks
