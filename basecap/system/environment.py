@@ -127,6 +127,7 @@ def _code_digest() -> str:
     return digest.hexdigest()[:12]
 
 
+@cache
 def _version(package: str) -> str | None:
     try:
         return version(package)
