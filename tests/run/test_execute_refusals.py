@@ -29,12 +29,17 @@ def test_another_study_in_the_directory_is_refused(study_file, tmp_path):
         run(study_file, tmp_path / "out", settings=("train.lr=1e-4",))
 
 
+@pytest.fixture
+def study(study: dict) -> dict:
+    """Return a study of two steps."""
+    study["train"] |= {"tokens": 512, "eval_every": 512}
+    return study
+
+
 def test_two_commands_share_the_runs_of_a_study(study_file, tmp_path, monkeypatch):
     out, infos = tmp_path / "out", []
     monkeypatch.setattr("basecap.run.shared_work.PAUSE", 0.05)
-    command = threading.Thread(
-        target=lambda: infos.extend(run(study_file, out, settings=("train.tokens=512", "seeds=[0,1]")))
-    )
+    command = threading.Thread(target=lambda: infos.extend(run(study_file, out, settings=("seeds=[0,1]",))))
     records = StudyRecords(out)
     own, others = records.run("transformer++", 0), [records.run("window 4", seed) for seed in (0, 1)]
     with records.claimed(own) as mine:
@@ -83,7 +88,6 @@ def test_another_version_of_a_plugin_is_refused(study, tmp_path, monkeypatch):
 
 def test_a_run_is_tied_to_its_own_plugin_alone(study, tmp_path, monkeypatch):
     path, out, plugins = tmp_path / "tiny.yaml", tmp_path / "out", [tmp_path / "first.py", tmp_path / "second.py"]
-    study["train"] |= {"tokens": 512, "eval_every": 512}
     plugins[0].write_text(PLUGIN.replace('"breaks"', '"first"').replace("self.calls >= 3", "False"))
     plugins[1].write_text(
         "from basecap.mixers import mixer\nfrom basecap_plugin_first import Breaks\n\n"
