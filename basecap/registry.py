@@ -39,6 +39,9 @@ class Registry(Generic[T]):
         A class of a notebook takes the place of an earlier one of that notebook, as when its cell runs again.
         Its module is `module`, by default that of `defined_by`, or the plugin that imports it from beside itself.
         """
+        if not name.strip() or not name.isprintable():
+            where = source_location(defined_by)
+            raise ConfigError(f"{self.kind} {name!r} ({where}) needs a name for tables; give one line of text.")
         if name in self._entries:
             before, now = source_location(self._defined_by[name]), source_location(defined_by)
             if not before == now == TYPED:

@@ -26,6 +26,12 @@ def test_a_package_that_cannot_be_imported_is_named(tmp_path, monkeypatch):
         Registry("mixer", "basecap.mixers", "mixers").names()
 
 
+@pytest.mark.parametrize("name", ["", " ", "two\nlines"])
+def test_a_name_that_no_table_can_show_is_refused(name):
+    with pytest.raises(ConfigError, match=r"^mixer .* \(.*registry\.py:\d+\) needs a name for tables; give one line"):
+        Registry("mixer", "basecap.api").add(name, 1, Registry)
+
+
 def test_a_class_of_a_notebook_takes_the_place_of_an_earlier_one(monkeypatch):
     session = ModuleType("__main__")
     monkeypatch.setitem(sys.modules, "__main__", session)

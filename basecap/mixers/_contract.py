@@ -15,7 +15,7 @@ import torch
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor, nn
 
-from basecap.errors import ConfigError
+from basecap.errors import ConfigError, nearest
 from basecap.mixers._cache import Cache
 from basecap.mixers._recipes import LayerSpec, ParameterRecipe, default_recipe
 from basecap.mixers._unfinished import unfinished
@@ -248,8 +248,7 @@ def mixer(
             raise ConfigError(f"{where} {fault}.")
         if not (isinstance(cls.Config, type) and issubclass(cls.Config, MixerConfig)):
             raise ConfigError(f"{where}: its Config must subclass basecap.mixers.MixerConfig.")
-        if required := [key for key, option in cls.Config.model_fields.items() if option.is_required()]:
-            raise ConfigError(f"{where}: option {required[0]!r} has no default; every option in Config needs one.")
+        _refuse_options(cls, where)
         if wrong := next(_ill_typed(options, variants, differences), None):
             raise ConfigError(f"{where}: {wrong}.")
         plain = Variant(options=options or {}, summary=summary, source=source, differences=differences)
@@ -270,6 +269,15 @@ def mixer(
         return cls
 
     return register
+
+
+def _refuse_options(cls: type[Mixer], where: str) -> None:
+    """Raise ConfigError for an option without a default, or one that `tiny` names and that the mixer does not have."""
+    known = cls.Config.model_fields
+    if required := [key for key, option in known.items() if option.is_required()]:
+        raise ConfigError(f"{where}: option {required[0]!r} has no default; every option in Config needs one.")
+    if spare := sorted(cls.tiny.keys() - known.keys() - Mixer.tiny.keys()):
+        raise ConfigError(f"{where}: tiny names {spare[0]!r}, which is no option; {nearest(spare[0], known)}")
 
 
 def _ill_typed(options: object, variants: object, differences: object) -> Iterator[str]:

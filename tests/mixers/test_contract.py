@@ -177,6 +177,10 @@ class NeedsRate(Decay):
         rate: float
 
 
+class MisnamesTiny(Decay):
+    tiny: ClassVar = {"headz": 2}
+
+
 @pytest.mark.parametrize(
     ("unfinished", "words"),
     [
@@ -186,6 +190,7 @@ class NeedsRate(Decay):
         (NoSelf, r"has flops\(length\), which is called with other arguments; define flops\(self, length\)"),
         (NoConfig, "Config must subclass .*MixerConfig"),
         (NeedsRate, "option 'rate' has no default; every option in Config needs one"),
+        (MisnamesTiny, "tiny names 'headz', which is no option; "),
     ],
 )
 def test_unfinished_mixers_are_refused_with_their_place(registry, unfinished, words):
