@@ -202,8 +202,9 @@ def fill_rows(
 
 
 def _set_lengths(caches: Sequence[Any], lengths: Sequence[int], device: torch.device) -> None:
+    lengths_B = torch.tensor(lengths, device=device)
     for cache in caches:
-        cache.set_lengths(torch.tensor(lengths, device=device), max(lengths))
+        cache.set_lengths(lengths_B, max(lengths))
 
 
 def _passes(lengths: Sequence[int], way: Way, device: torch.device) -> list[Pass]:
