@@ -135,7 +135,7 @@ def _write_part(config: DataConfig, tokenizer: Tokenizer, cache: Path, part: Par
             with locked(cache, f"{part.name} is claimed", _claim(path), keep=False) as lock:
                 try:
                     if not path.is_dir():
-                        write_shard(path, source.read(part), tokenizer, limits_of(config), files, shortest)
+                        write_shard(path, source.documents(part), tokenizer, limits_of(config), files, shortest)
                 except OSError:
                     if not lock.lost:  # else the process that took it over has removed what was written here
                         raise

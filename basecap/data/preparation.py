@@ -277,7 +277,7 @@ def _sample(config: DataConfig, source: Source, parts: Sequence[Part]) -> Iterat
     for part in parts:
         if part.split not in (None, "train"):
             continue
-        for document in source.read(part):
+        for document in source.documents(part):
             if document.split == "train" and left.get(document.domain):
                 text = document.text[: left[document.domain]]
                 left[document.domain] -= len(text)
@@ -289,5 +289,5 @@ def _sample(config: DataConfig, source: Source, parts: Sequence[Part]) -> Iterat
 def _first_texts(source: Source, parts: Sequence[Part]) -> Iterator[str]:
     """Yield some of the first texts of the first parts."""
     for part in parts[:SUGGESTION_PARTS]:
-        for document in islice(source.read(part), COMPARED):
+        for document in islice(source.documents(part), COMPARED):
             yield document.text.encode("utf-8", errors="replace").decode("utf-8")

@@ -73,3 +73,26 @@ class Verses(Source):
     assert prepared() == first and shards() == 2
     plugin.write_text(program.replace("verse ", "prose "))
     assert prepared() != first and shards() == 3
+
+
+def test_a_plugin_source_that_fails_is_named_with_its_line(tmp_path):
+    plugin = tmp_path / "fails.py"
+    plugin.write_text(
+        """
+from basecap.data.sources import Part, Source, source
+
+@source("test-fails")
+class Fails(Source):
+    def parts(self):
+        return [Part("all")]
+
+    def read(self, part):
+        yield {}["text"]
+"""
+    )
+    load_plugin(plugin)
+    config = DataConfig(source="test-fails", tokenizer="bytes", seq_len=8, train=["verses"], workers=1)
+    with pytest.raises(
+        DataError, match=r"source 'test-fails' cannot read 'all': KeyError: 'text' \(.*fails\.py:10\); fix"
+    ):
+        prepare(config, tmp_path / "cache")
