@@ -197,9 +197,10 @@ class Harness:
         drawn = torch.randn(shape, dtype=torch.float64, generator=generator_for(SEED, name))
         return drawn.to(self.device)
 
-    def moved(self, layers: nn.Module, x: Tensor, dtype: torch.dtype) -> Tensor:
+    def moved(self, layers: nn.Module, x: Tensor, dtype: torch.dtype, segments: Tensor | None = None) -> Tensor:
         """Return the output after parameters and input moved by the unit roundoff of `dtype`."""
-        return torch.func.functional_call(layers, self.moved_parameters(layers, dtype), (self.move("x", x, dtype),))
+        given = (self.move("x", x, dtype), segments)
+        return torch.func.functional_call(layers, self.moved_parameters(layers, dtype), given)
 
     def moved_parameters(self, layers: nn.Module, dtype: torch.dtype, draw: str = "") -> dict[str, Tensor]:
         """Return the parameters moved by the unit roundoff of `dtype`, each element up or down, as `draw` has it."""

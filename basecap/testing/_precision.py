@@ -39,7 +39,10 @@ class Lower:
         ids = self.harness.segments()
         x = self.x.to(self.device)
         yield from self._compare("forward", self.layers(x), self._y)
-        yield from self._compare("packed", self.layers(x, ids.to(self.device)), self.true(self.x.double(), ids))
+        packed = self.true(self.x.double(), ids)
+        # The first tokens of a document see little, which a norm may make much of: this has an error of its own.
+        allowed = self._allowed_of(packed, ids)
+        yield from self._compare("packed", self.layers(x, ids.to(self.device)), packed, allowed)
 
     @torch.no_grad()
     def decoding(self) -> Iterator[Check]:
@@ -64,17 +67,20 @@ class Lower:
 
     @cached_property
     def _allowed(self) -> float:
-        moved = self.harness.moved(self.true, self.x.double(), self.dtype)
-        effect = root_mean_square(moved - self._y) / root_mean_square(self._y)
+        return self._allowed_of(self._y)
+
+    def _allowed_of(self, y: Tensor, segments: Tensor | None = None) -> float:
+        moved = self.harness.moved(self.true, self.x.double(), self.dtype, segments)
+        effect = root_mean_square(moved - y) / root_mean_square(self._y)
         return self.harness.slack(self.dtype) * max(roundoff(self.dtype), effect)
 
-    def _compare(self, name: str, actual: Tensor, expected: Tensor) -> Iterator[Check]:
+    def _compare(self, name: str, actual: Tensor, expected: Tensor, allowed: float | None = None) -> Iterator[Check]:
         kept = actual.dtype == self.dtype
         broken = f"the output of {name} is {actual.dtype}"
         yield self.harness.check(f"{name} keeps {self.word}", float(not kept), 0.0, broken)
         error = root_mean_square(actual.to(self.harness.device).double() - expected) / root_mean_square(self._y)
         broken = f"{name} in {self.word} differs too much from float64; {_advice(self.dtype)}"
-        yield self.harness.check(f"{name} in {self.word}", error, self._allowed, broken)
+        yield self.harness.check(f"{name} in {self.word}", error, allowed or self._allowed, broken)
 
 
 def _copy(harness: Harness, dtype: torch.dtype, device: torch.device) -> Layers:

@@ -30,10 +30,10 @@ from basecap.run.provenance import sources
 from basecap.run.trained import load_trained
 from basecap.study.config import validate
 from basecap.testing.new_mixer import write_mixer
-from basecap.train.checkpoint import save
 from tests.records.made_up import change
 from tests.run._execute import run
 from tests.small_study import WORDS, small_study
+from tests.train.conftest import save
 
 TEXTS = ["the river walks over a stone", "<|endoftext|> is text", "näher\n\tan  ð", ""]
 
@@ -105,7 +105,7 @@ def test_a_plugin_lies_beside_the_weights_that_need_it(study: StudyRecords, tmp_
     load_plugin(plugin)
     run_of_plugin = RunRecords(Path(shutil.copytree(study.path, tmp_path / "copy")) / "runs/transformer++-s0")
     model = LanguageModel(model_config("passing-mean", hidden=16, vocab=257, layers=1, max_length=32)).initialise(0)
-    save(run_of_plugin.resume, model, torch.optim.AdamW(model.parameters()), 9)
+    save(run_of_plugin.path, model, torch.optim.AdamW(model.parameters()), 9)
     change(run_of_plugin.path / "run.json", plugins=sources(model.config))
     made = Path(export(run_of_plugin.path, str(tmp_path / "mean")))
     assert (made / "passing_mean.py").read_text() == plugin.read_text()

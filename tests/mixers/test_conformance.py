@@ -29,7 +29,7 @@ PACKED += ("rwkv-5", "rwkv-7", "transformer++ random k")
 SMALL_CHUNKS = ("deltanet", "gated-deltanet", "gated-deltanet-2", "gla", "hgrn-2", "hyena", "kda 3:1", "olmo-hybrid")
 SMALL_CHUNKS += ("rwkv-4", "rwkv-5", "rwkv-6", "rwkv-7")
 #: The chunks of their ops, of 128 tokens, are those of "mamba-2".
-CHUNKS_OF_OTHERS = ("mamba-3", "mlstm")
+CHUNKS_OF_OTHERS = ("mamba-3", "mlstm", "retnet")
 #: Neither has a chunk, or only that of `Mixer.tiny`; what blocks of kernels could leak shows on the long sequence.
 ATTENTION = ("dsa", "fox", "nsa", "pythia", "top1-chunk-approx", "top1-element", "transformer++ random k")
 FEW = 70
