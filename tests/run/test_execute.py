@@ -156,8 +156,9 @@ def lack(mixer):
         f"killed (seed 0) failed: {recorded['killed'].message}",
     ]
     assert all("was killed, possibly out of memory" in recorded[name].message for name in ("early", "killed"))
-    # The second try resumes from step 2 and is killed two steps later.
-    assert [len(losses(out)[name]) for name, _ in statuses] == [0, 10, 10, 4]
+    *others, last = (len(losses(out)[name]) for name, _ in statuses)
+    # The second try resumes from step 2 if that checkpoint was complete, and is killed at its first evaluation point.
+    assert others == [0, 10, 10] and last in (2, 4)
 
 
 def mover(tmp_path: Path, name: str, head: str, call: str) -> tuple[Path, Path, Path]:

@@ -35,7 +35,9 @@ def unlock(out, other):
 
 
 def remove(out, other):
-    shutil.rmtree(out)
+    out.rename(other)  # all at once: a thread may be writing there
+    while other.exists():
+        shutil.rmtree(other, ignore_errors=True)
 
 
 def train(
