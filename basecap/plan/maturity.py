@@ -46,8 +46,8 @@ def _too_early(study: StudyConfig, tokens: float, parameters: float) -> Iterator
         yield (
             f"the report may say early instead of a verdict: with gap.from = {study.gap.start:g} the reference of "
             f"limited-zoo (30M parameters, the only size measured) needs {_millions(needed)} tokens, "
-            f"{_short(needed / PARAMETERS, 2)} per parameter, to be past its transition, where it learns to copy from "
-            f"context, and {_millions(PASSED_WITH_MORE_TEXT / study.gap.start)} with seven times as much text."
+            f"{_short(needed / PARAMETERS, 2)} per parameter, to learn to copy from context, and "
+            f"{_millions(PASSED_WITH_MORE_TEXT / study.gap.start)} with seven times the text."
         )
 
 

@@ -244,6 +244,7 @@ def test_gradients_are_limited_together_or_each(model):
 
 def test_a_compiled_model_meets_more_lengths_than_pytorch_keeps_versions_of(model, monkeypatch):
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    monkeypatch.setattr("basecap.models._compiler._sharing", [])  # of models that other tests compiled
     with torch._dynamo.config.patch(recompile_limit=2):  # of 8 by default, each of which takes a while to compile
         model.compile_training()
         torch._dynamo.utils.counters.clear()
