@@ -69,7 +69,7 @@ def train(study: Path, out: Path, settings=(), only="transformer++", log=print, 
 
 def test_a_study_outlives_its_command_and_a_node(study_file, tmp_path, queue):
     """A job is told to stop, the command is killed, a node is lost: the results are those of a local study."""
-    settings = ("train.tokens=12800", "train.eval_every=6400")
+    settings = ("seeds=[0,1]", "train.tokens=12800", "train.eval_every=6400")
     out, local = tmp_path / "out", tmp_path / "local"
     words = ["run", study_file, "--out", out, "--device", "cpu", "--executor", "slurm"]
     words += [word for setting in settings for word in ("--set", setting)]
@@ -102,7 +102,7 @@ def test_a_study_outlives_its_command_and_a_node(study_file, tmp_path, queue):
     assert results(out) == results(local)
     logs = "".join(path.read_text() for path in out.glob("slurm/*/*.log"))
     assert "the job was put back into the queue" in logs and "resumed at step" in logs
-    assert not records.busy and len(records.runs()) == 2
+    assert not records.busy and len(records.runs()) == 4
 
 
 def test_any_task_goes_back_into_the_queue_without_the_others(queue):
