@@ -6,10 +6,11 @@ import hashlib
 import importlib.util
 import sys
 import traceback
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from basecap.errors import ConfigError, describe_error
+from basecap.errors import BasecapError, ConfigError, describe_error
 from basecap.system.files import LARGEST, real_path
 from basecap.system.foreign import read_file
 
@@ -186,3 +187,18 @@ def place_in_plugins(error: BaseException) -> str | None:
         places.append((error.filename, error.lineno))
     near = [f"{file}:{line}" for file, line in places if Path(file).parent in folders]
     return near[-1].removesuffix(":None") if near else None
+
+
+@contextlib.contextmanager
+def faults(what: str, kind: type[BasecapError] = ConfigError) -> Iterator[None]:
+    """Raise `kind` for whatever other people's code may raise: "WHAT: ERROR (FILE:LINE); fix it.", the line if known.
+
+    Errors of the system stay what they are, as their remedy is no change of the code.
+    """
+    try:
+        yield
+    except (BasecapError, OSError, MemoryError):
+        raise
+    except (Exception, SystemExit) as error:
+        place = f" ({found})" if (found := place_in_plugins(error)) else ""
+        raise kind(f"{what}: {describe_error(error)}{place}; fix it.") from error

@@ -7,7 +7,7 @@ cache with `prepared-<hash of the options>.json` can be opened without the origi
 
 import json
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import asdict
 from functools import partial
 from itertools import islice
@@ -24,6 +24,7 @@ from basecap.data.shards import Shard
 from basecap.data.sources import SOURCES, Part, Source
 from basecap.data.tokenizer import Tokenizer, byte_tokenizer, is_local, is_path, refuse_missing_file, train_bpe
 from basecap.errors import BasecapError, DataError, nearest
+from basecap.plugins import faults
 from basecap.system.files import FULL, LARGEST, replacing
 from basecap.system.foreign import read_file
 from basecap.system.locks import Busy, locked, remove_ended
@@ -73,15 +74,27 @@ def find_prepared(config: DataConfig, cache: Path) -> PreparedData | None:
 def check_inputs(config: DataConfig, cache: Path) -> None:
     """Raise ConfigError or DataError if `prepare` would lack text or tokenizer; writes nothing and uses no network."""
     with _translated_os_errors(cache):
-        source = SOURCES.get(config.source)(config)
+        source = _source(config)
         if not _record(config, cache).is_file():
             _check_text(source)
             _check_tokenizer(config)
 
 
+def _source(config: DataConfig) -> Source:
+    with faults(f"source {config.source!r} cannot be opened", DataError):
+        return SOURCES.get(config.source)(config)
+
+
+def _faults_of(source: Source) -> AbstractContextManager[None]:
+    """Raise DataError, with the line of a plugin, for whatever the code of a source may raise."""
+    return faults(f"source {source.config.source!r} fails", DataError)
+
+
 def _check_text(source: Source) -> None:
-    if source.download() is None:
-        source.parts()
+    with _faults_of(source):
+        streamed = source.download()
+    if streamed is None:
+        _parts(source)
 
 
 def _check_tokenizer(config: DataConfig) -> None:
@@ -95,7 +108,7 @@ def missing_inputs(config: DataConfig, cache: Path) -> list[str]:
     if _record(config, cache).is_file():
         return []
     found = []
-    for check in (lambda: _check_text(SOURCES.get(config.source)(config)), partial(_check_tokenizer, config)):
+    for check in (lambda: _check_text(_source(config)), partial(_check_tokenizer, config)):
         try:
             with _translated_os_errors(cache):
                 check()
@@ -108,7 +121,9 @@ def remote_inputs(config: DataConfig, cache: Path) -> list[str]:
     """Return a sentence for each input of `prepare` that comes from the network."""
     if _record(config, cache).is_file():
         return []
-    streamed = SOURCES.get(config.source)(config).download()
+    source = _source(config)
+    with _faults_of(source):
+        streamed = source.download()
     tokenizer = (
         f"tokenizer {config.tokenizer!r} is downloaded from the Hugging Face hub; give a local tokenizer.json with "
         "--set data.tokenizer=FILE to avoid that."
@@ -158,7 +173,7 @@ def _reopen(config: DataConfig, cache: Path, record: Path) -> PreparedData | Non
 
 def _prepare(config: DataConfig, cache: Path, record: Path) -> PreparedData | None:
     """Return the prepared data, to which this process may have contributed some shards; None if some were removed."""
-    source = SOURCES.get(config.source)(config)
+    source = _source(config)
     parts = _parts(source)
     tokenizer = _make_tokenizer(config, source, parts)  # the same in every process
     if (text := tokenizer.use_gigatoken(_first_texts(source, parts))) is not None:
@@ -179,7 +194,8 @@ def _prepare(config: DataConfig, cache: Path, record: Path) -> PreparedData | No
 
 def _parts(source: Source) -> list[Part]:
     """Return the parts: those for training last and in random order, so that reading can stop at enough tokens."""
-    return sorted(source.parts(), key=lambda part: (part.split == "train", digest(part.name)))
+    with _faults_of(source):
+        return sorted(source.parts(), key=lambda part: (part.split == "train", digest(part.name)))
 
 
 def _changed(record: Path) -> tuple[int, int] | None:
@@ -216,12 +232,14 @@ def _complete(
         if not source.has_records:
             what = "no held-out document is in a folder of its domain"
             raise DataError(f"{what}, as data.cluster = {config.cluster!r} needs; leave it out.")
-        known = {key for part in _parts(source)[:SUGGESTION_PARTS] for key in source.keys(part)}
+        with _faults_of(source):
+            known = {key for part in _parts(source)[:SUGGESTION_PARTS] for key in source.keys(part)}
         raise DataError(
             f"no held-out document has the key data.cluster = {config.cluster!r}: {nearest(config.cluster, known)}"
         )
     overlap = _overlap(prepared, config.overlap, config.workers or usable_cores())
-    remark = source.remark()
+    with _faults_of(source):
+        remark = source.remark()
     prepared = PreparedData(config, tokenizer, opened, limits, overlap, remark)
     content = {
         "config": config.model_dump(mode="json"),

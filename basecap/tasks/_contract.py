@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from basecap.errors import ConfigError
 from basecap.options import configured
+from basecap.plugins import faults
 from basecap.registry import Registry
 from basecap.tasks._draws import ExampleDraws, Ints, key_of
 from basecap.tasks._instances import NOTHING, Canvas, Instances
@@ -204,7 +205,9 @@ def task(
 def build_task(name: str, options: Mapping[str, Any] | None = None) -> Task:
     """Build the task called `name`, overriding `options`; raises ConfigError for unknown names and options."""
     family, own = _registered(name)
-    return family(configured(family.Config, {**own, **(options or {})}, f"task {name!r}"))
+    config = configured(family.Config, {**own, **(options or {})}, f"task {name!r}")
+    with faults(f"task {name!r} cannot be built"):
+        return family(config)
 
 
 def _registered(name: str) -> tuple[type[Task], Mapping[str, Any]]:

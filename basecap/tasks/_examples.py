@@ -8,6 +8,7 @@ import numpy as np
 from rich.text import Text
 
 from basecap.errors import ConfigError
+from basecap.plugins import faults
 from basecap.system.yaml_text import parse_yaml
 from basecap.tasks._contract import Task, asked, build_task
 from basecap.tasks._instances import NOTHING, Instances, Role
@@ -38,12 +39,13 @@ def inspect_task(name: str, settings: Sequence[str], count: int, width: int | No
         width: columns to wrap tokens at; None returns the examples only, as JSON.
 
     Raises:
-        ConfigError: the name or an option is unknown, or a value is invalid.
+        ConfigError: the name or an option is unknown, a value is invalid, or the code of the task fails.
     """
     task = _configured(name, settings)
-    if width is None:
-        return Text(json.dumps(_rows(task, count)))
-    return Text("\n").join(_lines(name, task, count, width))
+    with faults(f"task {name!r} cannot be shown"):
+        if width is None:
+            return Text(json.dumps(_rows(task, count)))
+        return Text("\n").join(_lines(name, task, count, width))
 
 
 def _configured(name: str, settings: Sequence[str]) -> Task:

@@ -4,11 +4,14 @@ Signal handlers are global to the process, so their state is too. Outside `defer
 """
 
 import contextlib
+import multiprocessing
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -23,6 +26,10 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 #: Seconds after which another signal ends the process at once. A terminal or scheduler signals both a launcher and its
 #: processes, and the launcher forwards the signal: an earlier one is the same request.
 SECOND_SIGNAL_AFTER = 1.0
+#: Seconds for which an operation may keep a signal from being handled, see `expendable`.
+PATIENCE = 5.0
+
+os.register_at_fork(after_in_child=partial(signal.set_wakeup_fd, -1))  # the signals of a child end the child alone
 
 
 class _State:
@@ -95,6 +102,46 @@ def immediate() -> Iterator[None]:
         yield
     finally:
         _State.deferring = before
+
+
+@contextlib.contextmanager
+def expendable() -> Iterator[None]:
+    """Let a signal raise Interrupted at once, in work that leaves nothing behind if the process ends within it.
+
+    Python handles no signal before an operation of PyTorch returns, which may take minutes. After PATIENCE seconds of
+    one SIGTERM and SIGHUP end the process, and a second SIGINT: the first may be that of a notebook, whose process
+    holds more than this work.
+    """
+    with immediate():
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        ended = threading.Event()
+        numbers, written = socket.socketpair()
+        written.setblocking(False)
+        before = signal.set_wakeup_fd(written.fileno(), warn_on_full_buffer=False)
+        threading.Thread(target=_end_by_signal, args=(numbers, ended), daemon=True).start()
+        try:
+            yield
+        finally:
+            ended.set()
+            signal.set_wakeup_fd(before)
+            written.close()
+
+
+def _end_by_signal(numbers: socket.socket, ended: threading.Event) -> None:
+    """End this process PATIENCE seconds after a signal that asks for it, unless the work has ended by then."""
+    with numbers:
+        before = 0
+        while received := numbers.recv(1):
+            number, last = received[0], before
+            before = number
+            asks = number in (signal.SIGTERM, signal.SIGHUP) or number == last == signal.SIGINT
+            if asks and not ended.wait(PATIENCE):
+                if multiprocessing.parent_process() is None:
+                    cursor = b"\n\x1b[?25h" if os.isatty(2) else b""  # a progress bar hides it
+                    os.write(2, cursor + f"{Interrupted(number)}\n".encode())
+                os._exit(128 + number)
 
 
 def _raise_if_requested() -> None:

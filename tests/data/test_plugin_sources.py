@@ -75,24 +75,33 @@ class Verses(Source):
     assert prepared() != first and shards() == 3
 
 
-def test_a_plugin_source_that_fails_is_named_with_its_line(tmp_path):
+@pytest.mark.parametrize(
+    ("old", "new", "line", "words"),
+    [
+        ('yield Document("a", "train", "a")', 'yield {}["text"]', 12, "cannot read 'all': KeyError: 'text'"),
+        ('[Part("all")]', '{}["parts"]', 9, "fails: KeyError: 'parts'"),
+        ("super().__init__(config)", "config.url", 6, "cannot be opened: AttributeError: 'DataConfig' object has no"),
+    ],
+)
+def test_a_plugin_source_that_fails_is_named_with_its_line(old, new, line, words, tmp_path):
     plugin = tmp_path / "fails.py"
-    plugin.write_text(
-        """
-from basecap.data.sources import Part, Source, source
+    program = """from basecap.data.sources import Document, Part, Source, source
 
 @source("test-fails")
 class Fails(Source):
+    def __init__(self, config):
+        super().__init__(config)
+
     def parts(self):
         return [Part("all")]
 
     def read(self, part):
-        yield {}["text"]
+        yield Document("a", "train", "a")
 """
-    )
-    load_plugin(plugin)
+    plugin.write_text(program.replace(old, new))
+    load_anew(plugin, "test-fails")
     config = DataConfig(source="test-fails", tokenizer="bytes", seq_len=8, train=["verses"], workers=1)
-    with pytest.raises(
-        DataError, match=r"source 'test-fails' cannot read 'all': KeyError: 'text' \(.*fails\.py:10\); fix"
-    ):
+    with pytest.raises(DataError) as failed:
         prepare(config, tmp_path / "cache")
+    assert str(failed.value).startswith(f"source 'test-fails' {words}")
+    assert str(failed.value).endswith(f" ({plugin}:{line}); fix it.")

@@ -97,3 +97,22 @@ def test_a_task_of_ones_own_is_a_file(tmp_path, monkeypatch):
     monkeypatch.delitem(sys.modules, "basecap_plugin_echo_task")
     with pytest.raises(ConfigError, match=r"is not a subclass of basecap\.tasks\.Task"):
         task("wrong", source="mine", summary="no task")(dict)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line", "words"),
+    [
+        ("canvas.ask(", "canvas.asks(", 15, "cannot be shown: AttributeError: 'Canvas' object has no attribute 'asks'"),
+        ("int(inputs[0])", "int(inputs[-99])", 18, "cannot be shown: IndexError: index -99 is out of bounds"),
+        ("    def make(", "    def check(self):\n        1 / 0\n\n    def make(", 14, "cannot be built: ZeroDivisionError"),
+    ],
+)
+def test_a_task_of_ones_own_that_fails_is_named_with_its_line(old, new, line, words, tmp_path, monkeypatch):
+    monkeypatch.setattr(TASKS, "_entries", dict(TASKS._entries))
+    plugin = tmp_path / f"failing_task_{line}.py"
+    plugin.write_text(OWN.replace(old, new))
+    load_plugin(plugin)
+    with pytest.raises(ConfigError) as failed:
+        inspect_task("echo", [], 1, None)
+    assert str(failed.value).startswith(f"task 'echo' {words}")
+    assert str(failed.value).endswith(f" ({plugin}:{line}); fix it.")

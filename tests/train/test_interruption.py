@@ -1,5 +1,6 @@
 """SIGINT, SIGTERM and SIGKILL at any moment cost no more than the time since the last checkpoint, and no bit."""
 
+import ctypes
 import os
 import random
 import signal
@@ -13,9 +14,9 @@ from basecap.models.language_model import LanguageModel
 from basecap.records import RunRecords
 from basecap.train import checkpoint, interruption, loop
 from basecap.train.distributed import Processes
-from basecap.train.interruption import deferred, immediate, listening
+from basecap.train.interruption import deferred, expendable, immediate, listening
 from basecap.train.loop import DevicePlacement, Trainer
-from tests.forks import FORKS
+from tests.forks import FORKS, start
 from tests.train import interruptions
 from tests.train.conftest import BATCH, LENGTH, RandomStream, config
 
@@ -170,6 +171,29 @@ def test_a_second_signal_ends_the_process_at_once():
     os.kill(process.pid, signal.SIGTERM)
     process.join(10)
     assert process.exitcode == -signal.SIGTERM
+
+
+def _in_one_long_operation(ready) -> None:
+    interruption.PATIENCE = 0.05
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    with listening(), expendable():
+        # as an operation of PyTorch, sleep does not notice that a signal came
+        signal.pthread_sigmask(signal.SIG_BLOCK, interruption.SIGNALS)
+        ready.set()
+        ctypes.CDLL(None).sleep(60)
+
+
+@pytest.mark.parametrize("numbers", [[signal.SIGTERM], [signal.SIGINT, signal.SIGINT]])
+def test_a_signal_ends_work_whose_operation_takes_minutes_if_nothing_of_it_is_kept(numbers, tmp_path):
+    ready = FORKS.Event()
+    process = start(_in_one_long_operation, ready, output=tmp_path / "output")
+    assert ready.wait(60)
+    for number in numbers:
+        assert process.is_alive()
+        os.kill(process.pid, number)
+        process.join(0.3)
+    process.join(10)
+    assert process.exitcode == 128 + numbers[0]
 
 
 @pytest.fixture(scope="module")

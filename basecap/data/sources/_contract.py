@@ -10,8 +10,8 @@ from pathlib import Path, PurePath
 from typing import Any, ClassVar, Literal, Protocol
 
 from basecap.data.hashes import file_digest, text_number
-from basecap.errors import BasecapError, ConfigError, DataError, describe_error, nearest
-from basecap.plugins import PLUGIN, place_in_plugins
+from basecap.errors import ConfigError, DataError, nearest
+from basecap.plugins import PLUGIN, faults
 from basecap.registry import Registry
 
 Split = Literal["train", "validation", "test"]
@@ -110,15 +110,8 @@ class Source(ABC):
 
     def documents(self, part: Part) -> Iterator[Document]:
         """Yield what `read` does; raises DataError, with the line of a plugin, for whatever its code may raise."""
-        try:
+        with faults(f"source {self.config.source!r} cannot read {part.name!r}", DataError):
             yield from self.read(part)
-        except (BasecapError, OSError, MemoryError):
-            raise
-        except Exception as error:
-            place = f" ({found})" if (found := place_in_plugins(error)) else ""
-            raise DataError(
-                f"source {self.config.source!r} cannot read {part.name!r}: {describe_error(error)}{place}; fix it."
-            ) from error
 
     def keys(self, part: Part) -> tuple[str, ...]:
         """Return keys to suggest for `data.cluster`, none if they are unknown."""

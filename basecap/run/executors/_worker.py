@@ -14,7 +14,7 @@ from basecap.run.trial import try_run
 from basecap.system import environment, mps
 from basecap.system.progress import share_terminal, write_line
 from basecap.train.distributed import Processes
-from basecap.train.interruption import deferred, immediate, install
+from basecap.train.interruption import deferred, expendable, install
 
 #: What the jobs of this process use.
 _runtime: list[Runtime] = []
@@ -49,13 +49,13 @@ def begin(execution: Execution) -> None:
 
 def attempt(run: RunSpec) -> Trial:
     """Try a run; return what was found."""
-    with deferred(), immediate():  # there is no checkpoint to write
+    with deferred(), expendable():  # there is no checkpoint to write
         return try_run(run, _runtime[0])
 
 
 def measure(run: RunSpec) -> Footprint:
     """Return what a training step of a run takes of this process's GPU."""
-    with deferred(), immediate():  # there is nothing to write
+    with deferred(), expendable():  # there is nothing to write
         return sharing.measure(run, _runtime[0].device)
 
 
@@ -76,7 +76,7 @@ def train(run: RunSpec) -> RunInfo | None:
 
 def evaluate(point: StoredPoint) -> dict[str, JobFailure]:
     """Evaluate the stored weights of a point; return the evaluations that failed."""
-    with deferred(), immediate():  # what is recorded stays
+    with deferred(), expendable():  # what is recorded stays
         failures = evaluate_point(point, _runtime[0])
     free_memory(_runtime[0].device)
     return failures

@@ -10,7 +10,7 @@ from basecap.run.jobs import Execution, JobFailure, Runtime, Trial, free_memory
 from basecap.run.shared_work import train_shared
 from basecap.run.training_job import train_run
 from basecap.run.trial import try_run
-from basecap.train.interruption import deferred
+from basecap.train.interruption import deferred, expendable
 
 
 @executor("in-process")
@@ -27,7 +27,9 @@ class InProcessExecutor(Executor):
     def attempt(self, runs: Sequence[RunSpec]) -> Iterator[tuple[RunSpec, Trial]]:
         """Try runs, see `basecap.run.trial`."""
         for run in runs:
-            yield run, try_run(run, self.runtime)
+            with expendable():
+                trial = try_run(run, self.runtime)
+            yield run, trial
 
     def train(self, runs: Sequence[RunSpec]) -> list[RunInfo]:
         """Return each run's info; raises Interrupted when a signal came, after a checkpoint."""
@@ -45,4 +47,6 @@ class InProcessExecutor(Executor):
     ) -> Iterator[tuple[StoredPoint, Mapping[str, JobFailure]]]:
         """Evaluate stored weights; yield each point with the evaluations that failed."""
         for point in points:
-            yield point, evaluate_point(point, self.runtime, show)
+            with expendable():  # what is recorded stays
+                failures = evaluate_point(point, self.runtime, show)
+            yield point, failures
