@@ -55,11 +55,11 @@ def _test(copy: Path, tests: list[str]) -> None:
     os._exit(int(code))
 
 
-def run(copy: Path, tests: list[str]) -> int | None:
-    """Return the exit code of pytest, negative if a signal ended it, None if it did not end."""
+def run(copy: Path, tests: list[str], limit: float | None = None) -> int | None:
+    """Return the exit code of pytest, negative if a signal ended it, None if it did not end in `limit` seconds."""
     process = multiprocessing.get_context("fork").Process(target=_test, args=(copy, tests))
     process.start()
-    process.join(LIMIT)
+    process.join(limit)
     ended = not process.is_alive()
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)  # what the tests started
@@ -74,7 +74,7 @@ def verdict(copy: Path, mutant: Mutant) -> str:
     if text.count(mutant.old) != 1:
         raise RuntimeError(f"{mutant.what}: the text to replace occurs {text.count(mutant.old)} times in {mutant.file}")
     path.write_text(text.replace(mutant.old, mutant.new))
-    code = run(copy, [mutant.tests])
+    code = run(copy, [mutant.tests], LIMIT)
     path.write_text(text)
     if code == 0:
         return "survived"

@@ -176,8 +176,8 @@ def evaluate_directory(
         log: takes sentences for the terminal.
 
     Raises:
-        ConfigError: there is no study or run, another command changes it, its text has changed, it has no weights, or
-            names and options that do not work.
+        ConfigError: there is no study or run, another command changes it, its text has changed, it has no weights at
+            any point that is asked for, or names and options that do not work.
         DataError: the data does not hold what is measured, or records that cannot be read.
         Interrupted: SIGINT, SIGTERM or SIGHUP; the numbers of finished evaluations are recorded.
     """
@@ -206,6 +206,7 @@ def evaluate_directory(
         runs = [] if elsewhere else _finished(plan.runs, runtime, path if alone else None)
         for sentence in moved_points(runs, at or "every", "--at") if group.is_leader else ():
             log(sentence)
+        group.run_on_leader(lambda: _refuse_without_weights(runs, runtime, at, add))
         group.run_on_leader(lambda: _add(study, before, runtime))
         with executor_of(execution, runtime, devices) as executor:
             failed = evaluate_stored(runs, runtime, executor, at or "every")
@@ -252,6 +253,21 @@ def _lock(records: StudyRecords, material: Material, locks: contextlib.ExitStack
     with records.locked(log):
         locks.enter_context(records.entered())
         material.workloads()
+
+
+def _refuse_without_weights(runs: Sequence[RunSpec], runtime: Runtime, at: At | None, add: Sequence[str]) -> None:
+    """Raise ConfigError if what is asked for, evaluations or points, is missing only where no weights are stored."""
+    points = [point for run in runs for point in _unmeasured(run, runtime, at or "every")]
+    asked = [added(text) for text in add] or ([] if at is None else [name for one in points for name in one.evaluations])
+    for name in dict.fromkeys(asked):
+        lacking = [point for point in points if name in point.evaluations]
+        if lacking and all(point.weights is None for point in lacking):
+            stores = ((run.timetable.step_tokens, _stored(runtime.run_records(run))) for run in runs)
+            kept = sorted({step * size for size, steps in stores for step in steps})
+            raise ConfigError(
+                f"{name} cannot be measured after {_listed(sorted({point.tokens for point in lacking}))} tokens, as no "
+                f"weights of that point are stored; give --at a number of tokens with weights: {_listed(kept)}."
+            )
 
 
 def _add(study: StudyConfig, before: dict[str, Any], runtime: Runtime) -> None:

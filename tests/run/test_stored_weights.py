@@ -258,6 +258,12 @@ def test_runs_trained_before_weights_were_stored_are_evaluated_from_their_checkp
         (["[domain-loss]"], None, "is not an evaluation; write NAME"),
         (["copying: 5"], None, "is not an evaluation; write NAME"),
         ([ENTROPY], "never", "--at 'never' should be every, end or a number of tokens"),
+        (
+            [ENTROPY],
+            "[500, 1536]",
+            "influence-entropy cannot be measured after 512, 1536 tokens, as no weights of that point are stored; give "
+            "--at a number of tokens with weights: 1024, 2048, 2560.",
+        ),
     ],
 )
 def test_bad_input_leaves_the_study_as_it_was(out, names, at, words):
