@@ -47,7 +47,7 @@ from basecap.cli.options import (
 )
 from basecap.cli.output import print_sentence, print_table, report_output_error
 from basecap.cli.reports import print_report, report_runs
-from basecap.cli.usage import UsageError, usage_message
+from basecap.cli.usage import UsageError, refuse_empty, usage_message
 from basecap.errors import BasecapError, ConfigError, Interrupted
 from basecap.system.streams import protect_streams
 from basecap.version import __version__
@@ -323,6 +323,7 @@ def main() -> None:
     arguments = [argument for argument in sys.argv[1:] if argument not in ("--debug", "-v", "--verbose")]
     done = guard(arguments)
     try:
+        refuse_empty(arguments)
         code = app(arguments, prog_name="basecap", standalone_mode=False)
         done()
         sys.exit(code)

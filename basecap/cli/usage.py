@@ -1,15 +1,29 @@
 """What the command line says about invalid arguments."""
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import typer
+
+from basecap.errors import ConfigError
 
 #: Raised by typer for invalid arguments. Some releases take this class from click, others define their own.
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 
 #: Options of earlier versions and what replaced them.
 RENAMED = {"--svg": "--figures svg"}
+
+
+def refuse_empty(arguments: Sequence[str]) -> None:
+    """Raise ConfigError for an empty argument, as a path it would be the current directory; not for an empty prompt."""
+    before = ""
+    for argument in arguments if arguments[:1] != ["generate"] else ():
+        option, equals, value = argument.partition("=")
+        if not argument or (option.startswith("--") and equals and not value):
+            place = f"the value of {option or before}" if (option or before).startswith("--") else "an argument"
+            raise ConfigError(f"{place} is empty; give one, or leave it out (a variable of the shell may be unset).")
+        before = argument
 
 
 def usage_message(error: Any) -> str:

@@ -36,6 +36,7 @@ class Audit:
         selection: the share of its weight that the last position puts on one random earlier one, in its best head, if
             its input is searched for that.
         null: the share that the same inputs put on the positions that were searched for by others.
+        trained: whether the layer was trained: it shows what it has learned to do, not what its form allows.
     """
 
     layer: str
@@ -44,6 +45,7 @@ class Audit:
     relation: float | None
     selection: float
     null: float
+    trained: bool = False
 
     @property
     def sentence(self) -> str:
@@ -51,6 +53,8 @@ class Audit:
         chosen = self.selection - self.null
         if chosen >= HIGH:
             selected = "can select any one position"
+        elif self.trained:
+            selected = f"as trained {'hardly' if chosen < LOW else 'only partly'} selects one position"
         else:
             selected = f"{'cannot' if chosen < LOW else 'can only partly'} select any one position"
         return f"It {seen_words(self.visibility)}, {related_words(self.relation)} and {selected}."

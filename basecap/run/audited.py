@@ -1,5 +1,6 @@
 """The audit of each mixer layer of a trained model, on held-out tokens."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -30,7 +31,8 @@ def audit_run(run: Path, length: int = LENGTH, device: str | None = None) -> lis
     network = trained.network
     rows = torch.from_numpy(_rows(run, trained, min(length, network.config.max_length)))
     found = layer_inputs(network, rows.to(network.embedding.weight.device))
-    return [audit(mixer, x, f"layer {index}, {type(mixer).__name__}") for index, (mixer, x) in found.items()]
+    audits = (audit(mixer, x, f"layer {index}, {type(mixer).__name__}") for index, (mixer, x) in found.items())
+    return [replace(one, trained=True) for one in audits]
 
 
 def _rows(run: Path, trained: TrainedModel, length: int) -> NDArray[np.int64]:

@@ -258,7 +258,8 @@ def _lock(records: StudyRecords, material: Material, locks: contextlib.ExitStack
 def _refuse_without_weights(runs: Sequence[RunSpec], runtime: Runtime, at: At | None, add: Sequence[str]) -> None:
     """Raise ConfigError if what is asked for, evaluations or points, is missing only where no weights are stored."""
     points = [point for run in runs for point in _unmeasured(run, runtime, at or "every")]
-    asked = [added(text) for text in add] or ([] if at is None else [name for one in points for name in one.evaluations])
+    missing = [] if at is None else [name for point in points for name in point.evaluations]
+    asked = [added(text) for text in add] or missing
     for name in dict.fromkeys(asked):
         lacking = [point for point in points if name in point.evaluations]
         if lacking and all(point.weights is None for point in lacking):

@@ -119,7 +119,7 @@ def test_run_report_generate(study_file, tmp_path, basecap, refused):
     assert "prompts.jsonl:1 is no prompt" in refused("generate", run, *options)
 
     (layer,) = json.loads(basecap("audit", run, "--device", "cpu", "--json")[1])
-    assert layer["layer"] == "layer 0, Attention" and layer["visibility"] == 1
+    assert layer["layer"] == "layer 0, Attention" and layer["visibility"] == 1 and layer["trained"]
 
     assert "transformer++-s0" in refused("generate", out, "the")
     assert "transformer++-s0" in refused("generate", out / "runs", "the")
@@ -286,7 +286,8 @@ def test_data_inspect_shows_examples_of_a_task(basecap):
         (("generate", "nowhere", "the", "--tokens", "9" * 23), "invalid value for '--tokens': "),
         (("bench", "models", "--hidden", "9" * 23), "invalid value for '--hidden': "),
         (("plan", "quickstart", "--set", "seeds=abc"), "each entry should be a whole number."),
-        (("plan", ""), "error: . is a directory"),
+        (("run", ""), "error: an argument is empty; give one, or leave it out"),
+        (("run", "quickstart", "--out="), "error: the value of --out is empty; give one, or leave it out"),
         (("plan", "quickstart", "--set", "data.seq_len=1"), "data.seq_len = 1: should be greater than or equal to 2."),
         (("plan", "quickstart", "--set", "architectures=[transformer++, mamba2]"), "did you mean 'mamba-2'?"),
         (("list", "MIXERS"), "did you mean 'mixers'?"),
@@ -297,7 +298,7 @@ def test_data_inspect_shows_examples_of_a_task(basecap):
         (("data", "inspect", "mqar", "--plugin", "none.py"), "none.py does not exist"),
         (("data", "prepare", "quickstart", "--plugin", "none.py"), "none.py does not exist"),
         (("data", "inspect", "mqar", "--scale", "test"), "mqar is a task and has no --scale or --out"),
-        (("plan", "quickstart", "--only", ""), "--only '' is not an architecture; give a name of"),
+        (("plan", "quickstart", "--only", ""), "error: the value of --only is empty; give one, or leave it out"),
         (("plan", "x" * 300), "x cannot be read (File name too long); fix that"),
         (("run",), "(see `basecap run --help`)."),
         (("check", "mine.py"), "write --plugin mine.py (see `basecap check --help`)."),

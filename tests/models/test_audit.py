@@ -1,5 +1,7 @@
 """The audit is calibrated by layers whose answers are known."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -83,6 +85,7 @@ def test_linear_attention_without_decay_cannot_select():
     found = only("mamba-2 decay none w/o conv", length=160)  # many more positions than channels of its state
     assert found.visibility == 1 and found.relation > 0.9 and found.selection - found.null < 0.3
     assert "cannot select any one position" in found.sentence
+    assert replace(found, trained=True).sentence.endswith("and as trained hardly selects one position.")
 
 
 def test_a_mixer_without_influence_is_judged_by_its_jacobian(register):

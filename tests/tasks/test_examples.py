@@ -104,7 +104,12 @@ def test_a_task_of_ones_own_is_a_file(tmp_path, monkeypatch):
     [
         ("canvas.ask(", "canvas.asks(", 15, "cannot be shown: AttributeError: 'Canvas' object has no attribute 'asks'"),
         ("int(inputs[0])", "int(inputs[-99])", 18, "cannot be shown: IndexError: index -99 is out of bounds"),
-        ("    def make(", "    def check(self):\n        1 / 0\n\n    def make(", 14, "cannot be built: ZeroDivisionError"),
+        (
+            "    def make(",
+            "    def check(self):\n        1 / 0\n\n    def make(",
+            14,
+            "cannot be built: ZeroDivisionError",
+        ),
     ],
 )
 def test_a_task_of_ones_own_that_fails_is_named_with_its_line(old, new, line, words, tmp_path, monkeypatch):
