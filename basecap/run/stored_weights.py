@@ -203,10 +203,9 @@ def evaluate_directory(
         runtime = Runtime(
             records=records, device=chosen, workloads=workloads, evaluations=plan.evaluations, group=group, log=log
         )
-        runs = [] if elsewhere else _finished(plan.runs, runtime, path if alone else None)
+        runs = [] if elsewhere else _finished(plan.runs, runtime, path if alone else None, at, add)
         for sentence in moved_points(runs, at or "every", "--at") if group.is_leader else ():
             log(sentence)
-        group.run_on_leader(lambda: _refuse_without_weights(runs, runtime, at, add))
         group.run_on_leader(lambda: _add(study, before, runtime))
         with executor_of(execution, runtime, devices) as executor:
             failed = evaluate_stored(runs, runtime, executor, at or "every")
@@ -283,8 +282,13 @@ def _add(study: StudyConfig, before: dict[str, Any], runtime: Runtime) -> None:
         records.write_declarations(evaluation.declaration for evaluation in runtime.evaluations)
 
 
-def _finished(runs: Sequence[RunSpec], runtime: Runtime, path: Path | None) -> list[RunSpec]:
-    """Return the finished runs with stored weights, or the one in `path`; raises ConfigError without any."""
+def _finished(
+    runs: Sequence[RunSpec], runtime: Runtime, path: Path | None, at: At | None, add: Sequence[str]
+) -> list[RunSpec]:
+    """Return the finished runs with stored weights, or the one in `path`.
+
+    Raises ConfigError without any, or where no weights are stored at any point that is asked for.
+    """
     found, finished = [], False
     for run in runs:
         records = runtime.run_records(run)
@@ -301,6 +305,7 @@ def _finished(runs: Sequence[RunSpec], runtime: Runtime, path: Path | None) -> l
         if finished:
             raise ConfigError(f"{where} has no stored weights; remove its runs and train them again to evaluate more.")
         raise ConfigError(f"{where} has no finished run; finish one with `basecap run`.")
+    _refuse_without_weights(found, runtime, at, add)
     return found
 
 
