@@ -248,6 +248,8 @@ def decide(
     op: str, backend: WithNumba, families: Mapping[str, ModuleType], *given: Any, slower: str | None = None
 ) -> Decision:
     """Return what `choose` decides. A decision holds its families, so that their `id` remains theirs."""
+    if torch.compiler.is_compiling():  # PyTorch 2.11 cannot trace id()
+        return _decide(op, backend, families, given, slower)
     return once((op, backend, id(families), slower), given, lambda: _decide(op, backend, families, given, slower))
 
 
