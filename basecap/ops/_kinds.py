@@ -9,14 +9,6 @@ from torch import Tensor
 _VALUES = (type(None), bool, int, str)
 
 
-class Saved(list[Tensor]):
-    """What autograd saved in a call of which `call` tells the sizes, dtypes and devices: no hook may change these."""
-
-    def __init__(self, tensors: Sequence[Tensor], call: object) -> None:
-        super().__init__(tensors)
-        self.call = call
-
-
 def kinds_of(given: Sequence[Any], flat: list[Tensor]) -> tuple[Any, ...] | None:
     """Return what kinds of arguments these are, to compare and to hash, and add the tensors to `flat`.
 
@@ -43,7 +35,7 @@ def _describe(given: Sequence[Any], flat: list[Tensor], addresses: list[int], pa
         kind = type(x)
         if kind is Tensor or kind is torch.nn.Parameter:
             address = x.data_ptr()
-            if x.is_neg() or x.is_meta:
+            if x.is_neg() or (not address and (x.numel() or x.is_meta)):
                 return False
             flat.append(x)
             addresses.append(address)
@@ -57,11 +49,6 @@ def _describe(given: Sequence[Any], flat: list[Tensor], addresses: list[int], pa
             parts.append(len(x))
             if not _describe(x, flat, addresses, parts):
                 return False
-        elif kind is Saved:
-            some = [saved.data_ptr() for saved in x]
-            flat += x
-            addresses += some
-            parts += x.call, *[saved.stride() for saved in x], *[address % 16 for address in some]
         else:
             return False
     return True

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch._C import _functorch as functorch
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-from basecap.ops._kinds import Saved, kinds_of
+from basecap.ops._kinds import kinds_of
 from basecap.ops._replay import Replayed
 
 
@@ -23,23 +23,29 @@ class Direct:
     quarter of a millisecond of the caller's time. Arguments are given by position.
 
     Args:
+        name: what autograd calls it.
         function: the function, which may return more than callers get: what only the backward pass takes.
         seen: what to call where something watches.
         first: whether callers only get the first of its results.
     """
 
-    def __init__(self, function: Callable[..., Any], seen: Callable[..., Any], first: bool = False) -> None:
+    def __init__(self, name: str, function: Callable[..., Any], seen: Callable[..., Any], first: bool = False) -> None:
+        self.name = name
         self.replayed = Replayed(function)
         self.first = first
         self._seen = seen
         self.backward: Callable[..., Any] | None = None
         self.setup: Callable[..., None] | None = None
+        self._apply: Callable[..., Any] | None = None
 
     def register_autograd(
         self, backward: Callable[..., Any], *, setup_context: Callable[..., None] | None = None
     ) -> None:
         """Set the backward pass and what it saves; see `torch.library.register_autograd`."""
         self.backward, self.setup = backward, setup_context
+        node = type(self.name, (_Node,), {})
+        # Without what PyTorch does for transforms of torch.func, which see operators instead.
+        self._apply = getattr(super(torch.autograd.Function, node), "apply")  # noqa: B009
 
     def __call__(self, *given: Any) -> Any:
         """Return what the function returns."""
@@ -52,7 +58,7 @@ class Direct:
         if not torch.is_grad_enabled() or True not in [x.requires_grad for x in flat]:
             output, _ = self.replayed.of(kinds, given, flat)
             return output[0] if self.first else output
-        return self._seen(*given) if self.backward is None else _apply(self, kinds, given, *flat)
+        return self._seen(*given) if self._apply is None else self._apply(self, kinds, given, *flat)
 
 
 class Operator:
@@ -66,13 +72,13 @@ class Operator:
     ) -> None:
         #: What the operator does, for functions that are called directly themselves.
         self.function = function
-        self._direct = Direct(function, self._dispatch)
+        self._direct = Direct(name.rpartition("::")[2], function, self._dispatch)
         replayed = function if mutates_args else wraps(function)(lambda *given: self._direct.replayed(*given))
         self.definition = torch.library.custom_op(name, replayed, mutates_args=mutates_args, tags=tags)
         #: The operator as the dispatcher knows it.
         self.overload = self.definition._opoverload
         # PyTorch counts changes in place, so that a backward pass does not read changed numbers as the old ones.
-        self._mutates = len(mutates_args) > 0
+        self._call: Callable[..., Any] = self.overload if mutates_args else self._direct
         # The backward pass gets the gradients of a list as a list.
         self._lists = any(isinstance(x.type, torch.ListType) for x in self.overload._schema.returns)
         self.__doc__ = function.__doc__
@@ -94,9 +100,7 @@ class Operator:
 
     def __call__(self, *given: Any) -> Any:
         """Return what the function returns."""
-        if torch.compiler.is_compiling() or self._mutates:
-            return self.overload(*given)
-        return self._direct(*given)
+        return self._call(*given)
 
 
 def operator(
@@ -127,15 +131,6 @@ class _Node(torch.autograd.Function):
             elif tensor:
                 flat += [None] * sum(tensor) if grad is None else compress(grad, tensor)
         return None, None, None, *flat
-
-
-def saved_tensors(ctx: Any) -> Sequence[Tensor]:
-    """Return what a direct call saved, with what tells an operator its kinds."""
-    return Saved(ctx.saved_tensors, ctx.call)
-
-
-#: `_Node.apply` without what PyTorch does for transforms of torch.func, which see operators instead.
-_apply: Callable[..., Any] = getattr(super(torch.autograd.Function, _Node), "apply")  # noqa: B009
 
 
 def _watched() -> bool:

@@ -1,14 +1,15 @@
 """Operators that are called directly: what callers see is what PyTorch's own way to an operator shows them."""
 
 import contextlib
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from basecap.ops._kinds import Saved, kinds_of
-from basecap.ops.operators import Direct, operator, saved_tensors
+from basecap.ops._kinds import kinds_of
+from basecap.ops.operators import Direct, operator
 
 SEEN: list[bool] = []
 
@@ -105,12 +106,13 @@ def product_of_parts(x: Tensor, given: list[Tensor | None], by_operators: bool) 
 
 
 product = Direct(
+    "product",
     lambda x, given: product_of_parts(x, given, False),
     seen=lambda x, given: product_of_parts(x, given, True)[0],
     first=True,
 )
 product.register_autograd(
-    lambda ctx, grad: (lambda dx, dy: (dx, [dy, None]))(*product_backward(grad, saved_tensors(ctx))),
+    lambda ctx, grad: (lambda dx, dy: (dx, [dy, None]))(*product_backward(grad, ctx.saved_tensors)),
     setup_context=lambda ctx, inputs, output: ctx.save_for_backward(inputs[0], inputs[1][0], output[1]),
 )
 
@@ -140,13 +142,22 @@ def test_a_mode_sees_operators_instead_of_a_direct_call():
     assert SEEN == [True, True]
 
 
-def test_kinds_of_saved_tensors_tell_what_hooks_may_change():
-    call, x = object(), torch.arange(24.0).view(4, 6)
-    kinds = [
-        kinds_of([Saved(given, of)], [])
-        for given, of in (([x], call), ([x.clone()], call), ([x.T], call), ([x], object()), ([x[:, 1:]], call))
-    ]
-    assert kinds[0] == kinds[1] and len({*kinds}) == 4
+@pytest.mark.parametrize("unpack", [lambda x: x.double(), lambda x: x[:1], lambda x: x.T.contiguous().T])
+def test_what_hooks_make_of_saved_tensors_has_a_record_of_its_own(unpack: Callable[[Tensor], Tensor]):
+    records = product_backward._direct.replayed.records
+    records.clear()
+    for hook in (lambda x: x, unpack):
+        x = torch.ones(2, 3, requires_grad=True)
+        with torch.autograd.graph.saved_tensors_hooks(lambda x: x.detach(), hook):
+            out = product(x, [torch.ones(2, 3), None])
+        out.sum().backward()
+    assert len(records) == 2
+
+
+def test_autograd_names_the_operator():
+    x = torch.ones(2, requires_grad=True)
+    assert type(halves(x)[0].grad_fn).__name__ == "halvesBackward"
+    assert type(product(x, [x, None]).grad_fn).__name__ == "productBackward"
 
 
 def test_what_tells_arguments_apart():
@@ -165,7 +176,9 @@ def test_what_tells_arguments_apart():
 def test_what_has_no_kind():
     x = torch.ones(2, 2)
     nested = torch.nested.nested_tensor([x, x[:1]])
-    for other in (x.to("meta"), x.to_sparse(), torch._neg_view(x), nested, torch.float32, MyTensor(x)):
+    functional = torch._to_functional_tensor(x)
+    kinds = (x.to("meta"), x.to_sparse(), torch._neg_view(x), torch._efficientzerotensor(2), nested, functional)
+    for other in (*kinds, x[:0].to("meta"), torch.float32, MyTensor(x)):
         assert kinds_of((x, [other]), []) is None
     torch.vmap(lambda row: SEEN.append(kinds_of((row,), []) is None) or row)(x)
     assert SEEN.pop()

@@ -6,16 +6,17 @@ import torch
 from torch import Tensor
 
 from basecap.errors import ConfigError, nearest
+from basecap.ops._kinds import kinds_of
 from basecap.ops._shapes import check_scale, is_whole
 
 Key = tuple[int, int, int, torch.device]
 Grid = tuple[Tensor, Tensor]
 
-#: Grids of batches of one length by their arguments and the stream that computes with them, the oldest first: another
-#: stream may come before they are computed. And those that a CUDA graph reads, for ever.
+#: Grids of batches of one length by their arguments and the stream that computes with them: another stream may come
+#: before they are computed. And those that a CUDA graph reads, for ever.
 _GRIDS: dict[tuple[Key, int], Grid] = {}
 _IN_GRAPHS: dict[Key, Grid] = {}
-#: Grids that are kept beside those.
+#: Grids that are kept beside those; beyond this many all are forgotten.
 MOST_GRIDS = 32
 
 
@@ -33,9 +34,12 @@ def _uniform(batch: int, length: int, chunk: int, device: torch.device) -> Grid:
     grid = _GRIDS.get(own) or _IN_GRAPHS.get(key)
     if grid is None:
         with torch.inference_mode(False):  # a cached grid may be used in a training step next
-            grid = _GRIDS[own] = _uniform_grid(*key)
-        if len(_GRIDS) > MOST_GRIDS:
-            _GRIDS.pop(next(iter(_GRIDS)), None)
+            grid = _uniform_grid(*key)
+        if kinds_of(grid, []) is None:  # a mode or a transform made it and alone can use it
+            return grid
+        if len(_GRIDS) >= MOST_GRIDS:
+            _GRIDS.clear()
+        _GRIDS[own] = grid
     return grid
 
 

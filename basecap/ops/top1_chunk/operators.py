@@ -12,7 +12,7 @@ from torch import Tensor
 from basecap.ops._dispatch import families, functions_of, without_autocast
 from basecap.ops._saved import save_under_checkpointing
 from basecap.ops._transforms import no_second_derivatives, refuse_batched_gradients
-from basecap.ops.operators import Direct, operator, saved_tensors
+from basecap.ops.operators import Direct, operator
 from basecap.ops.top1_chunk import eager, gluon_kernels, triton_kernels
 
 #: The fastest first.
@@ -105,13 +105,13 @@ def _setup(ctx, inputs, output):
     ctx.save_for_backward(q, k, v, *output, choice, *layout)
 
 
-def _gradients(ctx, do, saved):
+def _gradients(ctx, do):
     refuse_batched_gradients("top1_chunk", do)
-    return attend_backward(do, saved, ctx.chunk, ctx.scale, ctx.family)
+    return attend_backward(do, ctx.saved_tensors, ctx.chunk, ctx.scale, ctx.family)
 
 
 def _backward(ctx, do, *_):
-    return *_gradients(ctx, do, ctx.saved_tensors), None, [None, None], None, None, None
+    return *_gradients(ctx, do), None, [None, None], None, None, None
 
 
 attend.register_autograd(_backward, setup_context=_setup)
@@ -136,9 +136,9 @@ def _setup_of_both(ctx, inputs, output):
 
 
 def _backward_of_both(ctx, do):
-    return *_gradients(ctx, do, saved_tensors(ctx)), [None, None], None
+    return *_gradients(ctx, do), [None, None], None
 
 
 #: Takes queries, keys, values, the layout, and in a tuple what `choose` takes behind that; returns the outputs.
-choose_and_attend = Direct(_at_once, seen=_by_operators, first=True)
+choose_and_attend = Direct("top1_chunk", _at_once, seen=_by_operators, first=True)
 choose_and_attend.register_autograd(_backward_of_both, setup_context=_setup_of_both)
