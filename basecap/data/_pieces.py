@@ -42,6 +42,14 @@ def pieces(text: str, cuts: Cuts | None, least: int | None = None) -> Iterator[s
     yield text[start:] if start else text
 
 
+def last_cut(text: str, cuts: Cuts | None) -> tuple[str, str]:
+    """Return a text up to its last possible cut, and from there on; empty and the whole text without a cut."""
+    found = None if cuts is None else max(cuts.pattern.finditer(text), key=re.Match.start, default=None)
+    if cuts is None or found is None:
+        return "", text
+    return text[: found.start()], text[found.start() + cuts.skipped :]
+
+
 def cuts_of(content: dict[str, Any]) -> Cuts | None:
     """Return where a tokenizer (the content of its tokenizer.json) allows cuts, None if nowhere."""
     matched = matched_tokens(content)

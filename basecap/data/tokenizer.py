@@ -16,7 +16,7 @@ import numpy as np
 
 from basecap.data._faster import encoder, first_difference
 from basecap.data._growth import refuse_growth
-from basecap.data._pieces import BYTE_LEVEL, cuts_of, matched_tokens, pieces
+from basecap.data._pieces import BYTE_LEVEL, cuts_of, last_cut, matched_tokens, pieces
 from basecap.errors import ConfigError
 from basecap.system.foreign import read_file
 from basecap.system.hub import without_retries
@@ -149,6 +149,14 @@ class Tokenizer:
                 known[piece] = self.encode_document(piece)
             found.append(known[piece])
         return np.concatenate(found)
+
+    def settled(self, text: str) -> tuple[list[int], str]:
+        """Return the tokens of the beginning of a text that stay what they are whatever follows it, and the rest of it.
+
+        So `encode(text + more)` is these tokens and `encode(rest + more)`.
+        """
+        start, rest = (text, "") if self._is_bytes else last_cut(text, self._cuts)
+        return self.encode(start), rest
 
     def use_gigatoken(self, texts: Iterable[str]) -> str | None:
         """Encode documents with gigatoken, if it is installed, reads this tokenizer and gives the ids of `tokenizers`.

@@ -1,6 +1,6 @@
 """Sequence mixers: one file per architecture, found by scanning; docs/mixers.md says what a file holds."""
 
-from basecap.mixers._cache import Cache, Way, choose_way, fill_rows, step_rows
+from basecap.mixers._cache import Cache, Way, choose_way, fill_rows, step_rows, tokens_of_a_pass
 from basecap.mixers._canon import Canon
 from basecap.mixers._contract import (
     ARCHITECTURES,
@@ -93,6 +93,7 @@ __all__ = [
     "shift_delta",
     "small_normal",
     "step_rows",
+    "tokens_of_a_pass",
     "uniform",
     "values",
 ]

@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from basecap.errors import ConfigError
+from basecap.system.transfers import sent
 
 #: Most tokens of a pass over prompts of different lengths.
 AT_ONCE = 65_536
-#: Most padding of a pass, on a CPU and elsewhere: tokens that cost about as much as another pass.
+#: Tokens that cost about as much as another pass, on a CPU and elsewhere, and so the most padding of a pass.
 PADDING, PADDING_ON_CPU = 2_048, 64
 
 #: How prompts of different lengths are read, see `fill_rows`.
@@ -146,6 +147,11 @@ def _step_by_length(
     return torch.cat(outputs)[order]
 
 
+def tokens_of_a_pass(device: torch.device) -> int:
+    """Return how many tokens cost about as much as another pass."""
+    return PADDING_ON_CPU if device.type == "cpu" else PADDING
+
+
 def choose_way(caches: Sequence[Any], lengths: Sequence[int], continues: bool) -> Way:
     """Return how to read prompts of these lengths, see `fill_rows`: padded if all caches allow it, else in few passes.
 
@@ -184,7 +190,7 @@ def fill_rows(
     """
     done, last = [0] * len(lengths), torch.empty(0)
     for rows, counts in _passes(lengths, way, device):
-        index, starts, alone = torch.tensor(rows, device=device), [done[row] for row in rows], len(rows) == len(lengths)
+        index, starts, alone = sent(torch.tensor(rows), device), [done[row] for row in rows], len(rows) == len(lengths)
         part = [*caches] if alone else [cache.take(index) for cache in caches]
         if any(starts):
             _set_lengths(part, starts, device)
@@ -202,7 +208,7 @@ def fill_rows(
 
 
 def _set_lengths(caches: Sequence[Any], lengths: Sequence[int], device: torch.device) -> None:
-    lengths_B = torch.tensor(lengths, device=device)
+    lengths_B = sent(torch.tensor(lengths), device)
     for cache in caches:
         cache.set_lengths(lengths_B, max(lengths))
 
@@ -232,7 +238,7 @@ def _similar(lengths: Sequence[int], device: torch.device) -> list[list[int]]:
 
     They are in ascending order, so that all of them together are the whole batch.
     """
-    allowed, groups, padding = PADDING_ON_CPU if device.type == "cpu" else PADDING, list[list[int]](), 0
+    allowed, groups, padding = tokens_of_a_pass(device), list[list[int]](), 0
     for row in sorted(range(len(lengths)), key=lambda row: -lengths[row]):
         longest = lengths[groups[-1][0]] if groups else 0
         padding += longest - lengths[row]

@@ -1,6 +1,6 @@
 """One residual block for every architecture: norm and mixer, then, in some backbones, norm and feed-forward layer."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -234,7 +234,7 @@ def gather_auxiliary(blocks: Sequence[Block], losses: Sequence[Losses], like: Te
     return weighted, torch.stack(means) if means else like.new_zeros(0)
 
 
-def through(blocks: Sequence[Callable[..., Stream]], x: Tensor, caches: Sequence[BlockCache]) -> Stream:
+def through(blocks: Sequence[Callable[..., Stream]], x: Tensor, caches: Iterable[BlockCache]) -> Stream:
     """Return the activations after `prefill` or `step` of each block."""
     added: Tensor | None = None
     shared: dict[str, Tensor] = {}

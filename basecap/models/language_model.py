@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Literal
 
 import torch
@@ -254,7 +255,7 @@ class LanguageModel(nn.Module):
 
     @torch.no_grad()
     def prefill_each(self, prompts: Sequence[Tensor], caches: Caches, *, hidden: bool = False) -> Tensor:
-        """Read prompts of any lengths, int64 [T] each, into empty `caches`; return the next logits [B, vocab].
+        """Read prompts of any lengths, int64 [T] on any device, into empty `caches`; return the next logits [B, vocab].
 
         The state of each is that of the prompt alone; `choose_way` says how they are read. `step` then reads one more
         token of each, at its own position. The caches must be made for the longest prompt and what follows it.
@@ -270,7 +271,7 @@ class LanguageModel(nn.Module):
 
         def read(rows: list[int], starts: list[int], ends: list[int], part: Caches) -> Tensor:
             own = [prompts[row][start:end] for row, start, end in zip(rows, starts, ends, strict=True)]
-            return self._read(*padded(own), part, hidden=hidden)
+            return self._read(*padded(own, device), part, hidden=hidden)
 
         return fill_rows(caches, lengths, read, device, way=choose_way(caches, lengths, self.continues))
 
@@ -293,17 +294,16 @@ class LanguageModel(nn.Module):
         return all(block.continues for block in self._blocks)
 
     @torch.no_grad()
-    def further(self, tokens_BT: Tensor, caches: Caches) -> Tensor:
-        """Read further tokens of each sequence at once, int64 [B, T]; return the normalised activations [B, T, D].
+    def further(self, tokens_BT: Tensor, caches: Caches, rows_B: Tensor) -> Tensor:
+        """Read further tokens at once, int64 [B, T]; return the normalised activations [B, T, D].
 
-        Where rows are padded on the right, the caches are of no use afterwards.
-
-        Raises:
-            ConfigError: no token, a model that does not declare `continues`, or more tokens than learned positions.
+        Row b continues what sequence `rows_B[b]` has read, and the caches stay as they are. Raises ConfigError as
+        `hidden` does, and for a model that does not declare `continues`.
         """
         if not self.continues:
             raise ConfigError("a layer of this model reads further tokens one by one; read them with step.")
-        return self.norm(total(*through(self._block_prefills, self._embed(tokens_BT, cache=caches[0].mixer), caches)))
+        taken = chain([own := caches[0].take(rows_B)], (cache.take(rows_B) for cache in caches[1:]))  # one at a time
+        return self.norm(total(*through(self._block_prefills, self._embed(tokens_BT, cache=own.mixer), taken)))
 
     def parameters_count(self) -> int:
         """Number of parameters, a tied head counted once."""

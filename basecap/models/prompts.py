@@ -8,6 +8,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from basecap.errors import ConfigError
 from basecap.models.blocks import BlockCache
+from basecap.system.transfers import sent
 
 
 def refuse_filled(caches: Sequence[BlockCache]) -> None:
@@ -24,11 +25,11 @@ def lengths_of(prompts: Sequence[Tensor]) -> list[int]:
     return lengths
 
 
-def padded(rows: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
+def padded(rows: Sequence[Tensor], device: torch.device) -> tuple[Tensor, Tensor | None]:
     """Return rows of tokens padded on the right, [B, T], and where each ends, int64 [B]; None if none is padded."""
     lengths = [len(row) for row in rows]
-    last_B = None if len(set(lengths)) == 1 else torch.tensor(lengths, device=rows[0].device) - 1
-    return pad_sequence([*rows], batch_first=True), last_B
+    last_B = None if len(set(lengths)) == 1 else sent(torch.tensor(lengths) - 1, device)
+    return sent(pad_sequence([*rows], batch_first=True), device), last_B
 
 
 def ends_of(x_BTD: Tensor, last_B: Tensor | None) -> Tensor:

@@ -72,13 +72,16 @@ def composed(tokenizer: Tokenizer) -> Tokenizer:
         max_size=40,
     ).map("".join),
     size=st.integers(1, 9),
+    known_part=st.integers(0, 40),
 )
-def test_pieces_have_the_tokens_of_the_whole(tokenizer: Tokenizer, text: str, size: int):
+def test_pieces_have_the_tokens_of_the_whole(tokenizer: Tokenizer, text: str, size: int, known_part: int):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_pieces, "PIECE", size)
         patch.setattr("basecap.data.tokenizer.REPEATED", size)
         ids, known = tokenizer.encode(text), dict[str, np.ndarray]()
         repeated = [tokenizer.encode_repeated(text, known).tolist() for _ in range(2)]
+        settled, rest = tokenizer.settled(text[:known_part])
+    assert settled + tokenizer.encode(rest + text[known_part:]) == ids
     assert ids == tokenizer._library.encode(text, add_special_tokens=False).ids
     assert repeated == [ids, ids]
 

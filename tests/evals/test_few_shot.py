@@ -80,8 +80,21 @@ def test_answers_that_differ_in_the_last_token_are_read_once(context, model, mon
     assert rows == [1]
 
 
-@pytest.mark.parametrize("name", ["transformer++ absolute", "mamba-2", "top1-element"])  # the last one by steps
-def test_choices_share_the_state_of_their_context(context, name, monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "pieces"),
+    [
+        ("transformer++ absolute", "padded"),
+        ("top1-element", "padded"),
+        ("mamba-2", "powers of two"),
+        ("mamba-2", "one"),
+        ("mamba-2", "all, and steps"),
+    ],
+)
+def test_choices_share_the_state_of_their_context(context, name, pieces, monkeypatch):
+    if pieces == "one":
+        monkeypatch.setattr("basecap.mixers._cache.PADDING_ON_CPU", 1000)  # passes cost more than tokens
+    elif pieces == "all, and steps":
+        monkeypatch.setattr(LanguageModel, "continues", False)
     asked, generator = other(byte_tokenizer(), name), np.random.default_rng(0)
     questions = [generator.integers(256, size=length).tolist() for length in (9, 14, 9, LENGTH - 4)]
     pairs = [(before, generator.integers(256, size=1 + at).tolist()) for before in questions for at in (1, 0, 2, 4)]
@@ -100,7 +113,10 @@ def test_choices_share_the_state_of_their_context(context, name, monkeypatch):
         expected = [plain(asked, *pair) for pair in pairs]
         assert [one for one, _ in found] == pytest.approx([one for one, _ in expected], abs=2e-5)
         assert [best for _, best in found] == [best for _, best in expected] and found[-1][1]
-    assert sum(read) == 2 * sum(map(len, questions))  # once for each size
+    lengths = [len(question) - 1 for question in questions]  # the last token is read with each answer
+    kept = {"one": [8, 8, 8, 8], "powers of two": [8, 12, 8, 40]}.get(pieces, lengths)
+    assert lengths == [8, 13, 8, 43] and sum(read) == sum(lengths) + sum(kept)  # alone, and together
+    assert len(read) == {"one": 4 + 1, "all, and steps": 4 + 3}.get(pieces, len(read))
 
 
 def test_continuations_are_those_of_each_prompt_alone(context, model):

@@ -47,9 +47,9 @@ class AskedModel(LM):
     def loglikelihood(self, requests: list[Instance]) -> list[tuple[float, bool]]:
         """Return the log-probability of each continuation after its context, and whether greedy decoding gives it."""
         found, own = [(0.0, False)] * len(requests), self._own(requests)
-        pairs, encode = [], functools.cache(self._tokens.encode)  # answers of a question share its context
+        pairs, settled = [], functools.cache(self._tokens.settled)  # answers of a question share its context
         for index in own:
-            before, predicted = self._pair(encode, *requests[index].args)
+            before, predicted = self._pair(settled, *requests[index].args)
             room = self._length + 1 - len(predicted)
             if room < 1:
                 raise self._too_short(f"an answer of {len(predicted)} tokens ({requests[index].args[1][:40]!r})")
@@ -61,14 +61,17 @@ class AskedModel(LM):
                 found[index] = answer
         return found
 
-    def _pair(self, encode: Callable[[str], list[int]], context: str, continuation: str) -> tuple[list[int], list[int]]:
+    def _pair(
+        self, settled: Callable[[str], tuple[list[int], str]], context: str, continuation: str
+    ) -> tuple[list[int], list[int]]:
         """Return the tokens before and those to predict, of the text as a whole; spaces between them are predicted."""
-        start = context.rstrip()
+        start, encode = context.rstrip(), self._tokens.encode
         if not start:
             return [self._tokens.end_of_text], encode(context + continuation)
-        before = encode(start)
-        predicted = encode(context + continuation)[len(before) :]
-        return before, predicted or encode(continuation)  # a merge across the border leaves nothing to predict
+        tokens, rest = settled(start)
+        last = encode(rest)
+        predicted = encode(rest + context[len(start) :] + continuation)[len(last) :]
+        return tokens + last, predicted or encode(continuation)  # a merge across the border leaves nothing to predict
 
     def loglikelihood_rolling(self, requests: list[Instance]) -> list[float]:
         """Return the log-probability of each text, in windows of the model's length that predict each token once."""

@@ -9,20 +9,26 @@ import torch
 from torch import Tensor, nn
 
 from basecap.evals._contract import Context
-from basecap.evals._few_shot.shared import Answers, SharedContext, batches_of
+from basecap.evals._few_shot.shared import Answers, SharedContext, batches_of, kept_tokens
+from basecap.mixers import tokens_of_a_pass
 from basecap.models.generate import by_length, generate_each
 from basecap.models.language_model import Caches, LanguageModel
+from basecap.system.transfers import sent
 
 Tokens = Sequence[int]
 
-#: Of predicted tokens: the pair of each, its log-probability in nats, whether it is the most probable one.
-Found = tuple[np.ndarray, np.ndarray, np.ndarray]
+#: Of predicted tokens: the pair of each, and on the device its log-probability in nats, float64, and whether it is the
+#: most probable one. So the host prepares batches while a GPU computes.
+Found = tuple[np.ndarray, Tensor, Tensor]
 
 #: Answers that have ended are dropped when at most this share goes on: until then they cost less than a copy.
 SHRINK = 0.5
 
 #: Maximum number of logits computed at a time.
 LOGITS = 2**25
+
+#: A pass over as many tokens as cost this many passes wastes little of its time, and needs no more memory for less.
+ENOUGH = 64
 
 #: Padded lengths are multiples of this, so that there are few different shapes.
 STEP = 64
@@ -57,12 +63,16 @@ class Scorer:
             for index in indices:
                 apart.setdefault((*before, *pairs[index][1][:-1]), []).append(index)
         sums, greedy = np.zeros(len(pairs)), np.ones(len(pairs), dtype=bool)
-        done = 0
-        for owners, found, best in chain(self._apart(pairs, apart), self._shared(shared)):
-            np.add.at(sums, owners, found)
-            np.logical_and.at(greedy, owners, best)
-            done += len(np.unique(owners))
+        parts, done = list[Found](), 0
+        for part in chain(self._apart(pairs, apart), self._shared(shared)):
+            parts.append(part)
+            done += len(np.unique(part[0]))
             self.context.note(f"evaluating few-shot: {done:,} of {len(pairs):,} answers")
+        if parts:
+            each, values, best = zip(*parts, strict=True)
+            owners = np.concatenate(each)
+            np.add.at(sums, owners, torch.cat(values).cpu().numpy())
+            np.logical_and.at(greedy, owners, torch.cat(best).cpu().numpy())
         return [(float(value), bool(best)) for value, best in zip(sums, greedy, strict=True)]
 
     def _apart(
@@ -75,34 +85,36 @@ class Scorer:
             yield owners, *self._predictions(rows, length, [(row, end, pairs[index][1]) for row, end, index in asked])
 
     def _shared(self, contexts: Sequence[SharedContext]) -> Iterator[Found]:
-        """Read each context once, then its answers token by token; yield the predictions of a batch."""
-        for part in batches_of(contexts, self.model, self.tokens_per_batch):
-            answers = Answers(part, self.context.device)
+        """Read each context once, then its answers; yield the predictions of a batch."""
+        device = self.context.device
+        room = min(self.tokens_per_batch, ENOUGH * tokens_of_a_pass(device))
+        for part in batches_of(contexts, self.model, room):
+            kept = kept_tokens(part, self.model, room, device)
+            answers = Answers(part, kept)
+            caches = self.model.init_cache(len(part), max(kept) + answers.tokens.shape[1])
             with self.context.autocast():
-                hidden = self.model.prefill_each(answers.prompts, caches := answers.init_cache(self.model), hidden=True)
-            hidden, caches = hidden[answers.owner], [cache.take(answers.owner) for cache in caches]
-            found = [self._targets(hidden, answers.tokens(0))]
-            if self.model.continues and answers.steps > 1:
-                found.append(self._continued(answers, caches))
-            for step in range(1, 1 if self.model.continues else answers.steps):
-                going = answers.going(step)
-                if going <= SHRINK * len(hidden):
-                    caches = [cache.take(torch.arange(going, device=hidden.device)) for cache in caches]
-                    hidden = hidden[:going]
-                with self.context.autocast():
-                    hidden = self.model.step(answers.tokens(step - 1)[: len(hidden), None], caches, hidden=True)
-                found.append(self._targets(hidden[:going], answers.tokens(step)[:going]))
-            values, best = (np.concatenate(columns) for columns in zip(*found, strict=True))
-            yield answers.owners(), values, best
+                self.model.prefill_each(answers.prompts, caches, hidden=True)
+                states = self._at_once(answers, caches) if self.model.continues else self._in_turn(answers, caches)
+            yield answers.indices, *self._targets(states, sent(answers.targets, device))
 
-    def _continued(self, answers: Answers, caches: Caches) -> tuple[np.ndarray, np.ndarray]:
-        """Read the answers at once; return what `_targets` does for their second and later tokens."""
-        steps = range(1, answers.steps)
-        with self.context.autocast():
-            hidden = self.model.further(torch.stack([answers.tokens(step - 1) for step in steps], dim=1), caches)
-        states = [hidden[: answers.going(step), step - 1] for step in steps]
-        wanted = [answers.tokens(step)[: answers.going(step)] for step in steps]
-        return self._targets(torch.cat(states), torch.cat(wanted))
+    def _at_once(self, answers: Answers, caches: Caches) -> Tensor:
+        """Read the answers in one pass; return the activations that predict each of their tokens, [predicted, D]."""
+        owner, tokens, row, place = (
+            sent(part, self.context.device) for part in (answers.owner, answers.tokens, answers.row, answers.place)
+        )
+        return self.model.further(tokens, caches, owner)[row, place]
+
+    def _in_turn(self, answers: Answers, caches: Caches) -> Tensor:
+        """Read the answers token by token; return what `_at_once` does."""
+        owner, tokens = (sent(part, self.context.device) for part in (answers.owner, answers.tokens))
+        caches, states = [cache.take(owner) for cache in caches], []
+        for place in range(tokens.shape[1]):
+            going = answers.going(place)
+            if going <= SHRINK * len(tokens):
+                caches = [cache.take(torch.arange(going, device=tokens.device)) for cache in caches]
+                tokens = tokens[:going]
+            states.append(self.model.step(tokens[:, place, None], caches, hidden=True)[:going])
+        return torch.cat(states)
 
     def continuations(
         self, prompts: Sequence[Tokens], tokens: int, ends: Callable[[list[int]], bool]
@@ -135,8 +147,8 @@ class Scorer:
 
     def _predictions(
         self, rows: Sequence[tuple[int, ...]], length: int, asked: Sequence[tuple[int, int, Tokens]]
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Return the log-probability of each predicted token, float64, and whether it is the most probable one.
+    ) -> tuple[Tensor, Tensor]:
+        """Return what `_targets` does of each predicted token.
 
         Args:
             rows: what is read.
@@ -147,13 +159,13 @@ class Scorer:
         for number, row in enumerate(rows):
             inputs[number, : len(row)] = torch.tensor(row)
         places = [(row, end - len(tokens) + at) for row, end, tokens in asked for at in range(len(tokens))]
-        row, position = torch.tensor(places, device=device).T
-        targets = torch.tensor([token for _, _, tokens in asked for token in tokens], device=device)
+        row, position = sent(torch.tensor(places).T, device)
+        targets = torch.tensor([token for _, _, tokens in asked for token in tokens])
         with self.context.autocast():
-            hidden = self.model.hidden(inputs.to(device))[row, position]
-        return self._targets(hidden, targets)
+            hidden = self.model.hidden(sent(inputs, device))[row, position]
+        return self._targets(hidden, sent(targets, device))
 
-    def _targets(self, hidden_ND: Tensor, targets_N: Tensor) -> tuple[np.ndarray, np.ndarray]:
+    def _targets(self, hidden_ND: Tensor, targets_N: Tensor) -> tuple[Tensor, Tensor]:
         """Return the log-probability of each target, float64, and whether it is the most probable token."""
         head = self.model.head_weight.float()
         step = max(1, LOGITS // len(head))
@@ -161,7 +173,7 @@ class Scorer:
             _of_targets(nn.functional.linear(states.float(), head), wanted)
             for states, wanted in zip(hidden_ND.split(step), targets_N.split(step), strict=True)
         ]
-        found, best = (torch.cat(columns).cpu().numpy() for columns in zip(*parts, strict=True))
+        found, best = (torch.cat(columns) for columns in zip(*parts, strict=True))
         return found, best
 
 
