@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from basecap.ops._replay.record import STREAM, Address, Call, Location, Memory, compile_record
 
@@ -63,6 +62,8 @@ class Recorder(TorchDispatchMode):
     def __init__(self, flat: list[Tensor]) -> None:
         super().__init__()
         self.flat = flat
+        #: Slots of the arguments without those that are one of these again.
+        self.arguments = [slot for slot in range(len(flat)) if not self._again(slot)]
         self.memories: list[Memory] = []
         self.steps: list[Call] = []
         #: Launches among the steps.
@@ -106,7 +107,7 @@ class Recorder(TorchDispatchMode):
 
         def launch(ordinary: Callable[..., None], launcher: Any, given: tuple[Any, ...]) -> None:
             given, before = _without_hooks(given), self.launched
-            known = tree_leaves([*given, *getattr(launcher, "__dict__", {}).values()])
+            known = {id(x) for x in _leaves([*given, *getattr(launcher, "__dict__", {}).values()])}
             with _watched(launcher, lambda core, passed: self._launch(core, passed, given[3], known)):
                 ordinary(launcher, *given)
             if self.launched != before + 1:  # a launcher of another make
@@ -132,8 +133,8 @@ class Recorder(TorchDispatchMode):
                 stack.callback(setattr, utilities, name, make)
             yield
 
-    def _launch(self, core: Callable[..., None], given: tuple[Any, ...], stream: int, known: list[Any]) -> None:
-        """Add a launch to the steps; the fourth argument is the stream. `known` is what its launcher took and holds."""
+    def _launch(self, core: Callable[..., None], given: tuple[Any, ...], stream: int, known: set[int]) -> None:
+        """Add a launch to the steps; the fourth argument is the stream, `known` what its launcher took and holds."""
         self.launched += 1
         if given[3] != stream:
             self.failed = True
@@ -143,8 +144,10 @@ class Recorder(TorchDispatchMode):
         except _Unrecordable:
             self.failed = True
 
-    def _addresses(self, x: Any, known: list[Any]) -> Any:
+    def _addresses(self, x: Any, known: set[int]) -> Any:
         """Return a launch's arguments with addresses instead of tensors."""
+        if isinstance(x, _CONSTANTS):
+            return x
         if isinstance(x, Tensor):
             return Address(self._place(x)) if x.numel() else 0
         for descriptor, made in self.descriptors:
@@ -154,8 +157,7 @@ class Recorder(TorchDispatchMode):
         if isinstance(x, (list, tuple)):
             return _rebuilt(x, lambda item: self._addresses(item, known))
         # What was made for this launch, or holds a tensor, may have an address in it that is another the next time.
-        made_now = not isinstance(x, _CONSTANTS) and not any(x is other for other in known)
-        if made_now or any(hasattr(x, name) for name in ("data_ptr", "base")):
+        if id(x) not in known or any(hasattr(x, name) for name in ("data_ptr", "base")):
             raise _Unrecordable
         return x
 
@@ -200,7 +202,7 @@ class Recorder(TorchDispatchMode):
 
     def _place_of(self, address: int) -> Location:
         """Return where an address lies."""
-        slots = [i for i, of in enumerate(self.flat) if not self._again(i) and _reaches(of, address)]
+        slots = [slot for slot in self.arguments if _reaches(self.flat[slot], address)]
         if not slots:
             slots = [len(self.flat) + i for i, of in enumerate(self.memories) if _holds(of.tensor, address)]
         if len(slots) != 1:  # of none, or of several arguments that share their memory otherwise at the next call
@@ -322,13 +324,22 @@ def _rebuilt(x: Any, change: Callable[[Any], Any]) -> Any:
     return type(x)(items)
 
 
+def _leaves(x: Any) -> Iterator[Any]:
+    """Return what lists, tuples and dicts hold in the end."""
+    for item in x.values() if isinstance(x, dict) else x:
+        if isinstance(item, (list, tuple, dict)):
+            yield from _leaves(item)
+        else:
+            yield item
+
+
 def _shares(out: Any, given: tuple[Any, ...]) -> bool:
     """Whether every tensor of a result has the memory of a tensor given: `contiguous` and others copy where they must.
 
     Of operations that consist of others, PyTorch shows a mode the parts only where autograd may see them.
     """
-    memories = {_storage(x) for x in tree_leaves(given) if isinstance(x, Tensor)}
-    return all(_storage(x) in memories for x in tree_leaves(out) if isinstance(x, Tensor))
+    memories = {_storage(x) for x in _leaves(given) if isinstance(x, Tensor)}
+    return all(_storage(x) in memories for x in _leaves([out]) if isinstance(x, Tensor))
 
 
 def _storage(x: Tensor) -> int:
