@@ -1,4 +1,8 @@
-"""How long a caller in Python waits for every op to be launched, beside the time that the GPU works on it."""
+"""How long a caller in Python waits for every op to be launched, beside the time that the GPU works on it.
+
+PyTorch's FlashAttention-2 is there to compare with. PyTorch runs the backward pass of a GPU in a thread of its own,
+which the caller waits for; in the last pass measured it runs in the caller's.
+"""
 
 import statistics
 import time
@@ -9,7 +13,9 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import SDPBackend
 
+from basecap.bench.attentions import runs, sdpa
 from basecap.ops import recorded, top1_chunk, top1_element
 from basecap.ops.attention import attention
 from basecap.ops.channel_delta_rule import channel_delta_rule
@@ -150,6 +156,7 @@ CASES = {
     "attention window": Launched(partial(attention, window=256), _heads),
     "channel_delta_rule": Launched(channel_delta_rule, _channel_delta, ("beta", "log_decay")),
     "delta_rule": Launched(delta_rule, _delta, ("beta", "log_decay")),
+    "flash-attention-2": Launched(partial(sdpa, SDPBackend.FLASH_ATTENTION), _heads),
     "forgetting_attention": Launched(forgetting_attention, _forgetting, ("log_decay",)),
     "index_divergence": Launched(index_divergence, _indexed),
     "linear_cross_entropy": Launched(linear_cross_entropy, _cross_entropy),
@@ -252,11 +259,12 @@ def _passes(case: Launched, B: int, T: int, device: torch.device, clock: Clock) 
         # An indexer learns from attention's queries and keys, which do not learn from it.
         torch.autograd.grad(forward(), leaves, upstream, allow_unused=True)
 
-    runs = {"runs": "; ".join(ran.values())}
-    return [
-        {"pass": name, **_times(run, clock), **runs}
-        for name, run in (("forward", inference), ("forward+backward", training))
-    ]
+    def in_one_thread() -> None:
+        with torch.autograd.set_multithreading_enabled(False):
+            training()
+
+    passes = {"forward": inference, "forward+backward": training, "forward+backward, one thread": in_one_thread}
+    return [{"pass": name, **_times(run, clock), **runs(ran)} for name, run in passes.items()]
 
 
 def _inputs(case: Launched, B: int, T: int, device: torch.device) -> list[Tensor]:
