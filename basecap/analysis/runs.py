@@ -58,9 +58,7 @@ class Run:
             raise DataError(f"{path} does not exist; restore it, or remove its directory.")
         if info.name not in names:
             raise DataError(f"{path} belongs to {info.name!r}, which is not in the study; remove its directory.")
-        place = study.run(info.name, info.seed).path
-        if records.path.name != place.name:  # a copy would be read in place of the run itself
-            raise DataError(f"{path} is a copy of the run in {place}; move {records.path} out of the study.")
+        study.refuse_misplaced(records, info)  # a copy would be read in place of the run itself
         log = TrainingLog.read(records)
         if info.schedule != "wsd":
             return cls(records=records, info=info, log=log, evals=records.evals())

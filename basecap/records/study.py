@@ -38,7 +38,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from basecap.errors import ConfigError, DataError, nearest
 from basecap.records.measured import Declaration
-from basecap.records.run import RunRecords
+from basecap.records.run import RunInfo, RunRecords
 from basecap.system.files import (
     SCHEMA,
     entries,
@@ -240,7 +240,7 @@ class StudyRecords:
         try:
             study = parse_yaml(text)
         except ValueError as error:
-            raise DataError(f"{path} {error}; restore or remove it.") from error
+            raise DataError(f"{path} {error}; restore it, or give another directory.") from error
         return _with_current_keys(without_schema(study, path))
 
     def _studies_near(self) -> str:
@@ -250,7 +250,8 @@ class StudyRecords:
         studies = []
         for place in dict.fromkeys(near):
             with contextlib.suppress(DataError):
-                studies += [str(place)] * StudyRecords(place).has_study
+                text = read(place / "study.yaml") or b""
+                studies += [str(place)] * text.startswith(b"schema:")  # else it may be a study file of the user
         if len(studies) == 1:
             return f"did you mean {studies[0]!r}?"
         return nearest(str(self.path), studies) if studies else "give the directory of `basecap run`."
@@ -311,6 +312,15 @@ class StudyRecords:
             for run in map(RunRecords, entries(self.path / ("sweep" if sweep else "runs")))
             if run.info() is not None
         ]
+
+    def refuse_misplaced(self, run: RunRecords, info: RunInfo) -> None:
+        """Raise DataError for a run that is not in the directory of its name and seed, where it would not be read."""
+        place = self.run(info.name, info.seed).path
+        if run.path.name != place.name:
+            path = run.path / "run.json"
+            if place.exists():
+                raise DataError(f"{path} is a copy of the run in {place}; move {run.path} out of the study.")
+            raise DataError(f"{path} is that of {place}, which does not exist; rename {run.path} to {place.name}.")
 
     def write_sweeps(self, sweeps: Iterable[Sweep]) -> None:
         """Write the finished sweeps."""

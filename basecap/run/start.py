@@ -196,6 +196,8 @@ def _refuse_others(records: StudyRecords, names: set[str]) -> None:
 def _refuse_damaged(records: StudyRecords, study: StudyConfig) -> None:
     """Raise DataError when records of earlier runs are damaged: before training, not when the report is written."""
     for run in records.runs():
+        if (info := run.info()) is not None:
+            records.refuse_misplaced(run, info)
         evals, log = run.evals(), TrainingLog.read(run)
         if study.data is not None:
             load(run, evals, log, (*study.data.train, *study.data.ood))

@@ -118,7 +118,7 @@ def _find(study: str, extending: Path | None = None) -> Path:
     by = f"study file {extending}: extends: " if extending else ""
     if path.is_dir():
         held = (path / "study.yaml").is_file() and not extending
-        file = f"give its study, {path}/study.yaml with --out {path}." if held else "give the YAML file of a study."
+        file = f"write {path}/study.yaml --out {path} for its study." if held else "give the YAML file of a study."
         raise ConfigError(f"{by}{path} is a directory; {file}")
     if path.suffix not in (".yaml", ".yml"):
         if path.suffix == ".py" and not extending:

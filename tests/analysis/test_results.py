@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import shutil
 import tarfile
 from dataclasses import replace
 from pathlib import Path
@@ -293,8 +294,12 @@ def test_a_copy_of_a_run_set_aside_does_not_take_its_place(tmp_path):
     copy = earlier.run("other", 0).path.rename(tmp_path / "whole" / "runs" / "other-s0-old")
     with pytest.raises(DataError, match=r"is a copy of the run in .*other-s0; move .*other-s0-old out of the study"):
         analyse([tmp_path / "whole"])
-    copy.rename(tmp_path / "aside")
+    aside = copy.rename(tmp_path / "aside")
     assert only_row(tmp_path / "whole").gap.value == pytest.approx(0.2, abs=0.02)
+    shutil.rmtree(tmp_path / "whole" / "runs" / "other-s0")
+    aside.rename(copy)
+    with pytest.raises(DataError, match=r"other-s0, which does not exist; rename .*/other-s0-old to other-s0\."):
+        analyse([tmp_path / "whole"])
 
 
 @pytest.mark.parametrize(("key", "value"), [("step", "first"), ("seconds", {}), ("tokens_per_s", "fast")])

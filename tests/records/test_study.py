@@ -113,6 +113,9 @@ def test_a_file_is_no_directory_of_a_study(records):
     for near in (records.path / "runs" / "base-s0", records.path / "runs"):
         with pytest.raises(ConfigError, match=rf"holds no study \(no study\.yaml\); did you mean '{records.path}'\?$"):
             StudyRecords(near).study()
+    (records.path / "study.yaml").write_text("name: of the user\n")
+    with pytest.raises(ConfigError, match=r"holds no study \(no study\.yaml\); give the directory of"):
+        StudyRecords(near).study()
     with pytest.raises(DataError, match=r"file is not a directory; give another directory\.$"):
         StudyRecords(path).write_results({})
 
@@ -227,7 +230,7 @@ def test_a_damaged_analysis_is_made_again_where_its_records_are(records, text):
 @pytest.mark.parametrize("text", ["name: 2001-99-99\n", "name: " + "[" * 3000, "name: a\nname: b\n"])
 def test_a_damaged_study_file_is_named(records, text):
     (records.path / "study.yaml").write_text("schema: 1\n" + text)
-    with pytest.raises(DataError, match=r"study\.yaml is not valid YAML.*\); restore or remove it"):
+    with pytest.raises(DataError, match=r"study\.yaml is not valid YAML.*\); restore it, or give"):
         records.study()
 
 

@@ -324,10 +324,14 @@ def test_a_run_records_its_own_ops_alone(study_file, tmp_path):
     assert second["attention"] == "PyTorch's SDPA: full attention is faster on SDPA"
 
 
-def test_damaged_documents_are_found_before_anything_is_trained(study_file, tmp_path):
+def test_misplaced_and_damaged_runs_are_found_before_anything_is_trained(study_file, tmp_path):
     out, settings = tmp_path / "out", ("train.tokens=512",)
     run(study_file, out, settings, only=("transformer++",))
-    documents = next(StudyRecords(out).run("transformer++", 0).path.glob("documents/*.losses"))
+    place = StudyRecords(out).run("transformer++", 0).path
+    aside = place.rename(out / "runs" / "first")
+    with pytest.raises(DataError, match=r"does not exist; rename .*/first to transformer\+\+-s0\."):
+        run(study_file, out, settings)
+    documents = next(aside.rename(place).glob("documents/*.losses"))
     documents.write_bytes(documents.read_bytes()[:-20])
     with pytest.raises(DataError, match=r"losses lacks the losses at step .*; remove .*transformer\+\+-s0 to train it"):
         run(study_file, out, settings)

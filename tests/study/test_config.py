@@ -400,7 +400,7 @@ def test_files_of_another_kind_are_said_to_be_what_they_are(tmp_path, monkeypatc
     with pytest.raises(ConfigError, match=r"folder\.yaml is a directory; give the YAML file of a study\.$"):
         load_study(str(tmp_path / "folder.yaml"))
     (tmp_path / "folder.yaml" / "study.yaml").write_text("name: x")
-    with pytest.raises(ConfigError, match=r"give its study, (.*)/study\.yaml with --out \1\.$"):
+    with pytest.raises(ConfigError, match=r"write (.*)/study\.yaml --out \1 for its study\.$"):
         load_study(str(tmp_path / "folder.yaml"))
 
     def forbidden(path: Path, most: int) -> bytes:
