@@ -44,7 +44,9 @@ class Registry(Generic[T]):
             raise ConfigError(f"{self.kind} {name!r} ({where}) needs a name for tables; give one line of text.")
         if name in self._entries:
             before, now = source_location(self._defined_by[name]), source_location(defined_by)
-            if not before == now == TYPED:
+            if before == now != TYPED:
+                raise ConfigError(f"{self.kind} {name!r} ({now}) is registered twice; its file may import itself.")
+            if before != now:
                 raise ConfigError(f"{self.kind} {name!r} is registered twice: {before} and {now}; rename one.")
         self._entries[name] = entry
         self._defined_by[name] = defined_by

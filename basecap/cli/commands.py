@@ -3,10 +3,12 @@
 import gc
 import io
 import logging
+import os
 import signal
 import sys
 from functools import partial
 from pathlib import Path
+from types import FrameType
 from typing import Annotated, Any
 
 import typer
@@ -56,6 +58,10 @@ from basecap.version import __version__
 # lists and error messages come at once.
 
 
+#: Commands that keep what they have done when they are interrupted.
+RESUMED = ("run", "eval", "data")
+
+
 class _Commands(TyperGroup):
     """Prints a message when interrupted, which typer alone does not."""
 
@@ -63,7 +69,8 @@ class _Commands(TyperGroup):
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt as error:
-            stopped = error if isinstance(error, Interrupted) else Interrupted(signal.SIGINT)
+            again = "; run the same command again to resume" if ctx.invoked_subcommand in RESUMED else ""
+            stopped = error if isinstance(error, Interrupted) else Interrupted(signal.SIGINT, f"interrupted{again}.")
             if stopped.message:
                 typer.echo(stopped.message, err=True)
             raise typer.Exit(128 + stopped.number) from error
@@ -313,6 +320,8 @@ def main() -> None:
     """
     debug = "--debug" in sys.argv
     protect_streams()
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _interrupt)
     if debug:
         _show_traces()
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -343,6 +352,16 @@ def main() -> None:
             f"error: {error.filename} cannot be read ({error.strerror}); fix that or give another path.", err=True
         )
         sys.exit(2)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    """Raise KeyboardInterrupt; end the process within an import, as libraries hide the error there or raise another."""
+    while frame is not None:
+        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
+            os.write(2, b"interrupted.\n")
+            os._exit(128 + number)
+        frame = frame.f_back
+    raise KeyboardInterrupt
 
 
 def _show_traces() -> None:

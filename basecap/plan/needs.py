@@ -38,9 +38,10 @@ def little_disk(runs: Sequence[RunSpec], out: Path) -> list[str]:
     free = shutil.disk_usage(_nearest(out)).free
     if needed <= free or not left:
         return []
+    keeps = ", or set train.keep=last" if any(run.train.keep != "last" for run in left) else ""
     return [
         f"the disk of {out} has {_text(free)} free, and checkpoints, weights and the report take about "
-        f"{_text(needed)}; free disk space, give another --out, or set train.keep=last."
+        f"{_text(needed)}; free disk space, or give another --out{keeps}."
     ]
 
 

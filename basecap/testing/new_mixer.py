@@ -39,16 +39,17 @@ def write_mixer(path: Path) -> str:
     """
     words = path.stem.split("_")
     if path.suffix != ".py" or not path.stem.isidentifier() or not path.stem.islower() or not all(words):
-        raise ConfigError(f"--new {path}: the name must be lower case with underscores, such as my_mixer.py.")
+        needed = "be lower case with underscores and end in .py"
+        raise ConfigError(f"--new {path}: the name must {needed}, such as my_mixer.py.")
     name = "-".join(words)
     if name in ARCHITECTURES.names():
         raise ConfigError(f"--new {path}: there is a mixer {name!r} already; choose another name.")
     text = TEMPLATE.replace("FILE", path.name).replace("NAME", name)
+    if path.exists() or path.is_symlink():
+        raise ConfigError(f"--new {path} exists; choose another name.")
     try:
-        with path.open("x", encoding="utf-8") as file:
-            file.write(text.replace("CLASS", "".join(map(str.title, words))))
-    except FileExistsError as error:
-        raise ConfigError(f"--new {path} exists; choose another name.") from error
+        path.write_text(text.replace("CLASS", "".join(map(str.title, words))), encoding="utf-8")
     except OSError as error:
+        path.unlink(missing_ok=True)  # on a full disk it is empty
         raise ConfigError(f"--new {path} cannot be written ({error.strerror}); choose another place.") from error
     return name

@@ -121,7 +121,7 @@ def test_new_writes_a_mixer_and_checks_it(monkeypatch: pytest.MonkeyPatch, tmp_p
         ("here.py", "exists; choose another name."),
         ("gone/my_mixer.py", "cannot be written (No such file or directory); choose another place."),
         *(
-            (name, "must be lower case with underscores, such as my_mixer.py.")
+            (name, "must be lower case with underscores and end in .py, such as my_mixer.py.")
             for name in ("My.py", "a__b.py", "a.txt")
         ),
     ],

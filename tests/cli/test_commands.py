@@ -398,16 +398,39 @@ def test_output_that_cannot_be_written_is_one_sentence():
 
 
 @pytest.mark.parametrize(
-    ("command", "place", "number"),
+    ("command", "place", "number", "words"),
     [
-        (["run"], "basecap.run.execute.execute", signal.SIGINT),
-        (["data", "prepare"], "basecap.plan.workloads.data_of", signal.SIGHUP),
+        (["run"], "basecap.run.execute.execute", signal.SIGINT, "; run the same command again to resume"),
+        (
+            ["data", "prepare"],
+            "basecap.plan.workloads.data_of",
+            signal.SIGHUP,
+            "; run the same command again to resume",
+        ),
+        (["plan"], "basecap.plan.checks.check", signal.SIGINT, ""),
     ],
 )
-def test_an_interruption_says_how_to_go_on(command, place, number, tmp_path, monkeypatch, basecap):
+def test_an_interruption_says_how_to_go_on(command, place, number, words, tmp_path, monkeypatch, basecap):
     monkeypatch.setattr(place, lambda *_, **__: signal.raise_signal(number))
     code, _, err = basecap(*command, "quickstart", "--out", tmp_path / "out")
-    assert (code, err) == (128 + number, "interrupted; run the same command again to resume.\n")
+    assert (code, err) == (128 + number, f"interrupted{words}.\n")
+
+
+def test_an_interruption_within_an_import_ends_the_command(tmp_path):
+    """Libraries may hide it, as PyTorch does in places."""
+    (tmp_path / "hides.py").write_text(
+        "import signal\ntry:\n    signal.raise_signal(signal.SIGINT)\nexcept BaseException:\n    pass\n"
+    )
+    plugin = tmp_path / "imports_hides.py"
+    plugin.write_text("import hides\n")
+    process = forks.start(_with_ctrl_c, "list", "mixers", "--plugin", plugin, output=tmp_path / "output")
+    process.join(60)
+    assert (process.exitcode, (tmp_path / "output").read_text()) == (130, "interrupted.\n")
+
+
+def _with_ctrl_c(*arguments) -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    forks.command(*arguments)
 
 
 def test_help_has_an_example(basecap):
