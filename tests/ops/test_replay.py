@@ -1,5 +1,8 @@
 """Records of launches, with a stand-in for Triton's launcher that works on addresses of the CPU."""
 
+import sys
+import threading
+import weakref
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -343,6 +346,39 @@ def test_a_call_that_fails_while_it_is_recorded_leaves_no_trace():
     for _ in range(3):
         torch.testing.assert_close(wrapped(x), x + 3)
     assert Launcher.__call__.__qualname__ == "Launcher.__call__"
+
+
+def test_threads_record_and_replay_side_by_side():
+    wrapped, wrong = Replayed(two_launches), []
+    interval = sys.getswitchinterval()
+
+    def work(number: int) -> None:
+        for call in range(60):
+            x = torch.full((1 + (number + call) % 7,), float(call))
+            if not torch.equal(wrapped(x), x + 3):
+                wrong.append((number, call))
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    sys.setswitchinterval(1e-5)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert not wrong and all(kind.replay is not None for kind in wrapped.records.values())
+
+
+def test_records_are_few_and_hold_no_tensors(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(_replay, "MOST_RECORDS", 2)
+    wrapped, held = Replayed(two_launches), []
+    for size in (1, 2, 3, 1):
+        for _ in range(3):
+            x = torch.ones(size)
+            held += [weakref.ref(x), weakref.ref(wrapped(x))]
+    del x
+    assert len(wrapped.records) == 2 and not any(reference() for reference in held)
 
 
 def test_a_mode_sees_an_ordinary_call():
