@@ -115,7 +115,7 @@ class _Node(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, direct: Direct, kinds: tuple[Any, ...], given: Sequence[Any], *flat: Tensor) -> Any:
-        output, ctx.call = direct.replayed.of(kinds, given, flat)
+        output, ctx.kind = direct.replayed.of(kinds, given, flat)
         ctx.direct = direct
         if direct.setup is not None:
             direct.setup(ctx, given, output)
@@ -125,7 +125,7 @@ class _Node(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
         found = ctx.direct.backward(ctx, *grads)
         flat: list[Tensor | None] = []
-        for grad, tensor in zip(found if isinstance(found, tuple) else (found,), ctx.call.tensors, strict=True):
+        for grad, tensor in zip(found if isinstance(found, tuple) else (found,), ctx.kind.tensors, strict=True):
             if tensor is True:
                 flat.append(grad)
             elif tensor:
