@@ -30,9 +30,10 @@ clean:
 
 # What pip would do on one core; here on all of them, beside the linters, and not for the packages' own tests or
 # what few programs import. Files for later versions of Python do not compile, and nothing imports them.
-RARE := /(tests|transformers/models|ray/(data|rllib|serve|tune))/
+RARE := /(tests|lm_eval/tasks|pygments/lexers|ray/(data|llm|rllib|serve|tune)|torch/testing/_internal|transformers/models)/
+UNUSED := site-packages/(awkward|mypy|mypyc|narwhals|nltk|pip|setuptools|sklearn)/
 .venv/ready: .venv/installed
-	$(BIN)/python -m compileall -qq --workers 0 -x '$(RARE)' .venv/lib || true
+	$(BIN)/python -m compileall -qq --workers 0 -x '$(RARE)|$(UNUSED)' .venv/lib basecap || true
 	touch .venv/ready
 
 .venv/installed: pyproject.toml constraints.txt

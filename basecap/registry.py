@@ -121,4 +121,4 @@ def source_location(defined_by: type | Callable) -> str:
         file = inspect.getsourcefile(defined_by)
     except OSError:
         return TYPED
-    return f"{file}:{inspect.getsourcelines(defined_by)[1]}"
+    return f"{file}:{inspect.findsource(inspect.unwrap(defined_by))[1] + 1}"  # whose end is not looked for

@@ -10,13 +10,15 @@
 - It compares types letter by letter and shapes size by size before it finds that two operands need no change: here a
   type and a shape are one object each, and what has the same ones is taken as it is.
 - It goes through all arguments of every call of a function twice, to put its own semantics there: here once.
+- It writes numbers out to whole tensors, and tensors to the shape that they have together, before it adds them,
+  subtracts or multiplies: here NumPy broadcasts them.
 - At every operation it writes down anew which of NumPy's dtypes stands for which of Triton's: here it looks it up.
 """
 
 import functools
 import inspect
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -28,7 +30,11 @@ from basecap.ops._dispatch import interpreted
 #: The functions of the interpreter that those of this file stand for, by name.
 AS_IT_COMES: dict[str, Any] = {}
 #: The shapes of types, which are kept: what `_block` returned with one, by its identity.
-KNOWN: dict[int, tuple[Any, int, str]] = {}
+KNOWN: dict[int, tuple[Any, int, str, tuple[Any, Any]]] = {}
+#: Types of values that are no constants and hold none, of those that kernels have most.
+PLAIN: set[type] = {int, float, bool, type(None)}
+#: Types, by the name of their elements' and the identity of their shape.
+TYPES: dict[tuple[str, int], Any] = {}
 
 
 def quicken() -> None:
@@ -58,6 +64,19 @@ def quicken() -> None:
     for name, ours in (("binary_op_type_checking_impl", pair), ("broadcast_impl_value", broadcast), ("cast", _cast)):
         AS_IT_COMES[name] = getattr(semantic, name)
         setattr(semantic, name, ours)
+    for name, ours in (("add", np.add), ("sub", np.subtract), ("mul", np.multiply)):
+        AS_IT_COMES[name] = getattr(semantic, name)
+        setattr(semantic, name, _arithmetic(name, ours))
+    for owner, name, ours in (
+        (semantic, "expand_dims", expand_dims),
+        (type(interpreter.interpreter_builder), "binary_op", _binary_op),
+        (interpreter.TensorHandle, "__init__", _make_handle),
+        (tl.block_type, "with_element_ty", lambda self, element: _type(element, self.shape)),
+        (tl.core, "_unwrap_if_constexpr", _unwrap),
+    ):
+        AS_IT_COMES[name] = getattr(owner, name)
+        setattr(owner, name, ours)
+    PLAIN.add(tl.tensor)
     AS_IT_COMES["equal types"] = tl.dtype.__eq__
     tl.dtype.__eq__ = lambda one, other: one is other or AS_IT_COMES["equal types"](one, other)
 
@@ -102,6 +121,67 @@ def pair(
     return AS_IT_COMES["binary_op_type_checking_impl"](self, lhs, rhs, *options)
 
 
+def _arithmetic(name: str, operation: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> Callable[..., Any]:
+    """Return what stands for a method of `TritonSemantic`: tensors of one type of elements need no preparation."""
+    import triton.language as tl
+    from triton.runtime.interpreter import TensorHandle
+
+    def compute(self: Any, input: Any, other: Any, sanitize_overflow: bool) -> Any:
+        if type(input) is type(other) is tl.tensor and input.dtype is other.dtype and type(input.dtype) is tl.dtype:
+            left, right = input.type, other.type
+            if input.shape is other.shape or not right.is_block():
+                kind = left
+            elif not left.is_block():
+                kind = right
+            else:
+                kind = _type(input.dtype, _joint((*left.shape.values,), (*right.shape.values,)))
+            data = operation(input.handle.data, other.handle.data)
+        elif type(input) is tl.tensor and input.dtype is tl.float32 and type(other) in (int, float):
+            kind, data = input.type, operation(input.handle.data, np.array([other or 0], np.float32))
+        elif type(other) is tl.tensor and other.dtype is tl.float32 and type(input) in (int, float):
+            kind, data = other.type, operation(np.array([input or 0], np.float32), other.handle.data)
+        else:
+            return AS_IT_COMES[name](self, input, other, sanitize_overflow)
+        return tl.tensor(TensorHandle(data, kind.scalar), kind)
+
+    return compute
+
+
+def expand_dims(self: Any, input: Any, axis: int) -> Any:
+    """Stand for `TritonSemantic.expand_dims`."""
+    if not input.type.is_block():
+        return AS_IT_COMES["expand_dims"](self, input, axis)
+    shape = _widened((*input.type.shape.values,), axis)
+    return _tensor(input, input.handle.data.reshape(shape.values), shape)
+
+
+@functools.cache
+def _widened(sizes: tuple[int, ...], axis: int) -> Any:
+    wider = [*sizes]
+    wider.insert(axis, 1)
+    return _block(tuple(wider))[0]
+
+
+def _binary_op(self: Any, lhs: Any, rhs: Any, operation: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> Any:
+    """Stand for `InterpreterBuilder.binary_op`."""
+    output = operation(lhs.data, rhs.data)
+    if output.itemsize > lhs.data.itemsize:
+        return AS_IT_COMES["binary_op"](self, lhs, rhs, operation)
+    return type(lhs)(output, lhs.dtype.scalar)
+
+
+def _make_handle(self: Any, data: np.ndarray, dtype: Any, attr: dict | None = None) -> None:
+    """Stand for the constructor of `TensorHandle`."""
+    self.data, self.dtype, self.attr = data, dtype, {} if attr is None else attr
+    if data.itemsize > 1 and not dtype.is_ptr() and 8 * data.itemsize > dtype.primitive_bitwidth:
+        self.__post_init__()  # refuses it
+
+
+def _unwrap(given: Any) -> Any:
+    """Stand for `_unwrap_if_constexpr`."""
+    return given if type(given) in PLAIN else AS_IT_COMES["_unwrap_if_constexpr"](given)
+
+
 def broadcast(self: Any, lhs: Any, rhs: Any) -> tuple[Any, Any]:
     """Stand for `TritonSemantic.broadcast_impl_value`."""
     left, right = lhs.type, rhs.type
@@ -132,9 +212,19 @@ def _stretched(tensor: Any, shape: Any) -> Any:
 
 
 def _tensor(like: Any, data: np.ndarray, shape: Any) -> Any:
+    return type(like)(type(like.handle)(data, like.handle.dtype), _type(like.dtype, shape))
+
+
+def _type(element: Any, shape: Any) -> Any:
+    """Return the type of blocks of this shape, one of those that are kept."""
     import triton.language as tl
 
-    return tl.tensor(type(like.handle)(data, like.handle.dtype), tl.block_type(like.dtype, shape))
+    if type(element) is not tl.dtype or id(shape) not in KNOWN:
+        return tl.block_type(element, shape)
+    key = element.name, id(shape)
+    if key not in TYPES:
+        TYPES[key] = tl.block_type(element, shape)
+    return TYPES[key]
 
 
 def _cast(self: Any, input: Any, dst_ty: Any, fp_downcast_rounding: str | None = None) -> Any:
@@ -147,7 +237,11 @@ def _cast(self: Any, input: Any, dst_ty: Any, fp_downcast_rounding: str | None =
 def _make_tensor(self: Any, handle: Any, type: Any) -> None:
     """Stand for the constructor of `triton.language.tensor`."""
     self.handle, self.type, self.dtype = handle, type, type.scalar
-    self.numel, self.shape = _sizes(tuple(type.shape) if type.is_block() else ())
+    if not type.is_block():
+        self.numel, self.shape = _sizes(())
+    else:
+        found = KNOWN.get(id(type.shape))
+        self.numel, self.shape = found[3] if found else _sizes(tuple(type.shape))
 
 
 @functools.cache
@@ -161,17 +255,17 @@ def _make_block_type(self: Any, element_ty: Any, shape: Sequence[Any]) -> None:
     """Stand for the constructor of `triton.language.block_type`."""
     self.element_ty = element_ty
     found = KNOWN.get(id(shape)) or _block(tuple(getattr(size, "value", size) for size in shape))
-    self.shape, self.numel, words = found
+    self.shape, self.numel, words, _ = found
     self.name = f"<{words}, {element_ty}>"
 
 
 @functools.cache
-def _block(shape: tuple[int, ...]) -> tuple[Any, int, str]:
+def _block(shape: tuple[int, ...]) -> tuple[Any, int, str, tuple[Any, Any]]:
     import triton.language as tl
 
     made = object.__new__(tl.block_type)
     AS_IT_COMES["block_type"](made, tl.int1, list(shape))  # refuses some shapes
-    KNOWN[id(made.shape)] = made.shape, made.numel, str(made.shape)
+    KNOWN[id(made.shape)] = made.shape, made.numel, str(made.shape), _sizes(shape)
     return KNOWN[id(made.shape)]
 
 

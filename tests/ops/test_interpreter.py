@@ -85,6 +85,39 @@ def test_operands(left: tuple[int, ...], right: tuple[int, ...]):
                 )
 
 
+@pytest.mark.parametrize("left", [(4, 8), (4, 1), (1, 8), (1,), (), -0.0, 0.3, 7, -2])
+@pytest.mark.parametrize("right", [(4, 8), (4, 1), (1, 8), (1,), (), -0.0, 0.3, 7, -2])
+@pytest.mark.parametrize("name", ["add", "sub", "mul"])
+def test_arithmetic(left: tuple[int, ...] | float, right: tuple[int, ...] | float, name: str):
+    from triton.runtime.interpreter import interpreter_semantic
+
+    ours, its = getattr(interpreter_semantic, name), AS_IT_COMES[name]
+    for one in draw(*left) if isinstance(left, tuple) else (left,):
+        for other in draw(*right) if isinstance(right, tuple) else (right,):
+            if isinstance(left, tuple) or isinstance(right, tuple):  # the compiler computes with numbers itself
+                found, expected = ours(one, other, True), its(interpreter_semantic, one, other, True)
+                assert_same_bits([found], [expected])
+                assert np.array_equal(np.signbit(found.handle.data), np.signbit(expected.handle.data))
+                assert sizes(found) == sizes(expected) and found.handle.dtype == expected.handle.dtype
+
+
+@pytest.mark.parametrize(("shape", "axis"), [((8,), 0), ((8,), 1), ((4, 8), 1), ((4, 8), 2), ((), 0)])
+def test_dimensions_of_one(shape: tuple[int, ...], axis: int):
+    from triton.runtime.interpreter import interpreter_semantic
+
+    for tensor in draw(*shape):
+        expected = AS_IT_COMES["expand_dims"](interpreter_semantic, tensor, axis)
+        assert_same_bits([interpreter_semantic.expand_dims(tensor, axis)], [expected])
+
+
+def test_numbers_wider_than_their_type_are_refused():
+    import triton.language as tl
+    from triton.runtime.interpreter import TensorHandle
+
+    with pytest.raises(ValueError, match="exceeds"):
+        TensorHandle(np.zeros(2), tl.float32)
+
+
 def sizes(tensor) -> list[int]:
     assert all(type(size).__name__ == "constexpr" for size in (*tensor.shape, tensor.numel))
     return [size.value for size in (*tensor.shape, tensor.numel)]
