@@ -2,19 +2,22 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: run test lint check bench look clean
+.PHONY: run test tests lint check bench look clean
 
 run: .venv/ready
 	$(BIN)/basecap run quickstart --out runs/quickstart --per-device 2
 
+# Types are checked while tests wait for other processes.
 test:
-	$(MAKE) --jobs=2 lint .venv/ready
+	$(MAKE) --jobs=2 lint tests
+
+tests: .venv/ready
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -rs
 
 lint: .venv/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy basecap
+	nice $(BIN)/mypy basecap
 
 check: lint .venv/ready
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/test_house_rules.py

@@ -101,7 +101,7 @@ def pretend(name: str, inspect: Callable[[Any, Any, dict], str] = lambda kernel,
 
 
 def stop_at_llvm() -> None:
-    """Have kernels of Triton, not those of Gluon, compile no further than LLVM's code, not optimised.
+    """Have kernels of Triton, not those of Gluon, compile no further than LLVM's code, not optimised nor linked.
 
     There all is known that is written of them, as how much shared memory they take. The rest is most of the time.
     """
@@ -109,7 +109,8 @@ def stop_at_llvm() -> None:
     from triton._C.libtriton import llvm, passes
     from triton.backends.compiler import Language
 
-    places = {"optimize_module": llvm, "add_canonicalizer": passes.common, "add_cse": passes.common}
+    places = {"optimize_module": llvm, "link_extern_libs": llvm}
+    places |= {"add_canonicalizer": passes.common, "add_cse": passes.common}
 
     def unoptimised(compile_stage: Callable) -> Callable:
         def run(source: object, metadata: dict) -> object:

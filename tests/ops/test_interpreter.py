@@ -1,5 +1,6 @@
 """The interpreter's reductions, scans, types and tensors as the tests run them are its own, to the bit."""
 
+from itertools import product
 from types import SimpleNamespace
 
 import numpy as np
@@ -85,20 +86,24 @@ def test_operands(left: tuple[int, ...], right: tuple[int, ...]):
                 )
 
 
-@pytest.mark.parametrize("left", [(4, 8), (4, 1), (1, 8), (1,), (), -0.0, 0.3, 7, -2])
-@pytest.mark.parametrize("right", [(4, 8), (4, 1), (1, 8), (1,), (), -0.0, 0.3, 7, -2])
+SHAPES, NUMBERS = [(4, 8), (4, 1), (1, 8), (1,), ()], [-0.0, 0.3, 7, -2]
+
+
 @pytest.mark.parametrize("name", ["add", "sub", "mul"])
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [*product(SHAPES, SHAPES), *product(SHAPES, NUMBERS), *product(NUMBERS, SHAPES)],  # two numbers are the compiler's
+)
 def test_arithmetic(left: tuple[int, ...] | float, right: tuple[int, ...] | float, name: str):
     from triton.runtime.interpreter import interpreter_semantic
 
-    ours, its = getattr(interpreter_semantic, name), AS_IT_COMES[name]
     for one in draw(*left) if isinstance(left, tuple) else (left,):
         for other in draw(*right) if isinstance(right, tuple) else (right,):
-            if isinstance(left, tuple) or isinstance(right, tuple):  # the compiler computes with numbers itself
-                found, expected = ours(one, other, True), its(interpreter_semantic, one, other, True)
-                assert_same_bits([found], [expected])
-                assert np.array_equal(np.signbit(found.handle.data), np.signbit(expected.handle.data))
-                assert sizes(found) == sizes(expected) and found.handle.dtype == expected.handle.dtype
+            found = getattr(interpreter_semantic, name)(one, other, True)
+            expected = AS_IT_COMES[name](interpreter_semantic, one, other, True)
+            assert_same_bits([found], [expected])
+            assert np.array_equal(np.signbit(found.handle.data), np.signbit(expected.handle.data))
+            assert sizes(found) == sizes(expected) and found.handle.dtype == expected.handle.dtype
 
 
 @pytest.mark.parametrize(("shape", "axis"), [((8,), 0), ((8,), 1), ((4, 8), 1), ((4, 8), 2), ((), 0)])

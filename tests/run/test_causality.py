@@ -30,7 +30,7 @@ FORWARDS = {
         1024,
         FUTURE,
     ),
-    "proof edge": ("x + x.roll(-1, 1) * (torch.arange(x.shape[1]) == 19)[:, None]", 128, f"{FUTURE} 20 .*19 of 128"),
+    "proof edge": ("x + x.roll(-1, 1) * (torch.arange(x.shape[1]) == 19)[:, None]", 64, f"{FUTURE} 20 .*19 of 64"),
     "proof late": ("torch.cat([x[:, :1024], x.roll(-1, 1)[:, 1024:]], 1)", 1400, f"{FUTURE} 1399 .* --length 1400"),
     "proof boundary": (
         "x + x.roll(1, 1) * (torch.arange(x.shape[1]) == 100)[:, None]",

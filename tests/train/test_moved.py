@@ -83,18 +83,21 @@ def train(
     trainer.run("test", evaluate)
 
 
-@pytest.mark.parametrize("act", [move, replace, unlock, remove])
-@pytest.mark.parametrize(
-    ("moment", "step"),
-    [
-        ({"at_batch": 8}, 8),
-        ({"at_update": 7}, 8),
-        ({"at_save": 10}, 10),
-        ({"at_write": 20}, 20),
-        ({"at_keep": 20}, 20),
-        ({"at_evaluation": 10}, 10),
-    ],
-)
+#: What happens when, and the step at which the run stops.
+MOMENTS = [
+    ({"at_batch": 8}, 8),
+    ({"at_update": 7}, 8),
+    ({"at_save": 10}, 10),
+    ({"at_write": 20}, 20),
+    ({"at_keep": 20}, 20),
+    ({"at_evaluation": 10}, 10),
+]
+#: At each moment the directory is moved or removed; what else makes a directory another one is seen the same way.
+HAPPENINGS = [(act, *at) for act in (move, remove) for at in MOMENTS]
+HAPPENINGS += [(act, *at) for act in (replace, unlock) for at in MOMENTS[2:4]]
+
+
+@pytest.mark.parametrize(("act", "moment", "step"), HAPPENINGS)
 def test_a_run_stops_with_a_checkpoint_where_its_directory_is(model, tmp_path, act, moment, step):
     out, other = tmp_path / "out", tmp_path / "other"
     now = out if act is unlock else other
