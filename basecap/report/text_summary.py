@@ -198,10 +198,10 @@ def single_run_caution(study: TextResults) -> str:
     names = [row.name for row in study.comparisons if row.gap and len(row.seeds) == 1 and not row.conditional]
     if not names:
         return ""
-    have, they = ("has", "it is") if len(names) == 1 else ("have", "they are")
+    have, they = ("has", "it varies") if len(names) == 1 else ("have", "they vary")
     return (
-        f"{listed(names)} {have} one run: {they} taken to vary from seed to seed as the other runs of this study do. "
-        "Where that is not so, the interval is too narrow."
+        f"{listed(names)} {have} one run: how much {they} from seed to seed is taken from the other runs of this "
+        "study, and intervals allow for what architectures were measured to differ by. A second run narrows them most."
     )
 
 

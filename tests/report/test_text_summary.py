@@ -131,8 +131,8 @@ def test_intervals_of_single_runs_hold_for_these_models():
 def test_a_row_of_one_run_says_that_its_variation_is_taken_from_others():
     one, two = undecided("a", seeds=[0]), undecided("b")
     assert single_run_caution(study(two)) == "" == single_run_caution(study(replace(one, conditional=True)))
-    assert single_run_caution(study(one, two)).startswith("a has one run: it is taken to vary from seed to seed as")
-    assert single_run_caution(study(one, replace(one, name="c"))).startswith("a and c have one run: they are taken")
+    assert single_run_caution(study(one, two)).startswith("a has one run: how much it varies from seed to")
+    assert single_run_caution(study(one, replace(one, name="c"))).startswith("a and c have one run: how much they vary")
 
 
 def test_looks_at_a_growing_study_are_named():

@@ -141,7 +141,7 @@ def _reference(drawn: _Drawn, setting: Setting) -> Reference | Unfit:
         more = gap.more_tokens(every, high) if low >= high else None
         reason = reasons.untrained(setting.reference, low, setting.bigram, more)
         return Unfit(reason=reason, behind=more is not None)
-    kept, few = _reaching(own, where, reasons.REFERENCE, rises)
+    kept, few = _reaching(own, where, reasons.REFERENCE, rises, entered=False)
     if not kept:
         return Unfit(reason=next(iter(few.values())))
     levels, bias = levels_of(list(kept.values()), where)
@@ -160,13 +160,13 @@ def _reference(drawn: _Drawn, setting: Setting) -> Reference | Unfit:
 
 
 def _reaching(
-    curves: Mapping[int, Curve], where: Range, who: str, rises: float | None
+    curves: Mapping[int, Curve], where: Range, who: str, rises: float | None, *, entered: bool
 ) -> tuple[dict[int, Curve], dict[int, str]]:
     """Return the runs with points enough near a range, by seed, and why others are not; first the best of those."""
     counts = {seed: gap.points_within(curve, where) for seed, curve in curves.items()}
     kept = {seed: curve for seed, curve in curves.items() if counts[seed] >= FEWEST_POINTS}
     few = sorted((seed for seed in curves if seed not in kept), key=lambda seed: -counts[seed])
-    return kept, {seed: reasons.few_points(who, counts[seed], rises) for seed in few}
+    return kept, {seed: reasons.few_points(who, counts[seed], rises, entered=entered) for seed in few}
 
 
 def _no_runs(name: str, setting: Setting) -> str:
@@ -200,7 +200,8 @@ def _measure(name: str, drawn: _Drawn, reference: Reference | Unfit, setting: Se
         if seed not in reaching
     }
     where = Range(low=np.maximum(gap.final(list(reaching.values())), reference.where.low), high=reference.where.high)
-    kept, few = _reaching(reaching, where, "it", rises)
+    entered = bool(where.low[0] > reference.where.low[0])
+    kept, few = _reaching(reaching, where, "it", rises, entered=entered)
     if not kept:
         return _without(name, setting.open, next(iter(few.values())), seeds)
     own = list(kept.values())

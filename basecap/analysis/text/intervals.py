@@ -124,7 +124,7 @@ class Table:
         if shared is None:
             ours, others = (np.array([found[side][1] for found in self._scatter]) for side in (0, 1))
         else:
-            ours, others = (shared.freedom - 1 + np.array([len(part) for part in group]) for group in (own, theirs))
+            ours, others = (np.array([shared.worth(len(part) - 1) for part in group]) for group in (own, theirs))
         parts = np.stack([errors.own, errors.reference, np.diag(errors.documents)])
         freedoms = np.stack([ours, others, np.full(len(own), float(self.documents))])
         variance = np.maximum(parts.sum(0), TINY)

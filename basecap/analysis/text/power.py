@@ -10,6 +10,8 @@ from basecap.analysis.text.intervals import TINY, Estimates
 
 #: More additional runs than these are not proposed.
 MOST_RUNS = 100
+#: Degrees of freedom of rows with one run each: what is not known of their own variance outweighs the reference's runs.
+ONE_RUN = 2.3
 #: 97.5 % quantile of the normal distribution.
 NORMAL = 1.96
 
@@ -61,12 +63,12 @@ def reach(rows: int, runs: int, reference_runs: int, level: float) -> float:
     """Return about how many standard errors simultaneous intervals reach, before the runs are there.
 
     Student's quantile at `level` shared by the square root of the rows, as their errors are correlated, with as many
-    degrees of freedom as each row has runs, times the fourth root of the rows, which share their variances; where rows
-    have one run each the reference alone says how runs vary. A rule of thumb: the intervals of simulated studies of 1
-    to 13 rows, 2 to 8 runs and once or twice as many of the reference, as noisy as the rows or 2.5 times as noisy,
-    reached 0.78 to 1.20 times as far in nine designs of ten.
+    degrees of freedom as each row has runs, times the fourth root of the rows, which share their variances; rows with
+    one run each may vary more than the reference, which alone says how runs vary. A rule of thumb: the
+    intervals of simulated studies of 1 to 13 rows, 2 to 8 runs and once or twice as many of the reference, as noisy as
+    the rows or 2.5 times as noisy, reached 0.78 to 1.20 times as far in nine designs of ten.
     """
-    freedom = runs * rows**0.25 if runs > 1 else reference_runs - 1
+    freedom = runs * rows**0.25 if runs > 1 else min(ONE_RUN, reference_runs - 1)
     return -student_quantile(freedom, level / math.sqrt(max(1, rows)) / 2)
 
 

@@ -34,8 +34,11 @@ def no_runs(reference: str | None, waiting: bool, failed: bool) -> str:
     return f"{who}has no evaluation point with finite losses" if who else "no evaluation point with finite losses"
 
 
-def few_points(who: str, count: int, rises: float | None = None) -> str:
-    """Say that a curve has too few points; its held-out loss rises after `rises` tokens, where it ends."""
+def few_points(who: str, count: int, rises: float | None = None, *, entered: bool = False) -> str:
+    """Say that a curve has too few points; its held-out loss rises after `rises` tokens, where it ends.
+
+    One that has just `entered` the trained range gets more points by longer training, too.
+    """
     points = "point" if count == 1 else "points"
     if rises is not None:
         return (
@@ -45,7 +48,7 @@ def few_points(who: str, count: int, rises: float | None = None) -> str:
         )
     return (
         f"{who} has {count} evaluation {points} near the trained range and needs {FEWEST_POINTS}: "
-        "evaluate more often (train.eval_every)"
+        f"{'train longer, or ' if entered else ''}evaluate more often (train.eval_every)"
     )
 
 
@@ -265,7 +268,7 @@ def with_cautions(row: Row, few_clusters: Sequence[str]) -> Row:
     if row.gap is not None and row.conditional:
         cautions.append("the interval holds for these trained models only")
     elif row.gap is not None and len(row.seeds) == 1:
-        cautions.append("with one run, it is taken to vary as the runs of the others do")
+        cautions.append("how much it varies from seed to seed is taken from the runs of others, as it has one run")
     if row.rises is not None:
         cautions.append(f"its held-out loss rises after {rounded(row.rises)} tokens, where its curves end")
     if row.gap is not None and few_clusters:

@@ -80,6 +80,14 @@ def test_a_model_that_has_not_reached_the_range_is_behind():
     assert "the trained range begins at" in row.words and "more tokens" in row.words
 
 
+def test_a_model_that_has_just_entered_the_range_needs_longer_training_or_more_points():
+    found = runs(World(gaps=(0.0,), noise=(0.0, 0.0), speeds=(1.0, 1.0)), np.random.default_rng(0))
+    for seed in range(3):
+        found["other 0", seed] = _points(found["other 0", seed], range(11), trained=np.arange(1, 12) * 1000)
+    (row,) = rows_of(["other 0"], found, setting(), _draws())
+    assert row.gap is None and "needs 4: train longer, or evaluate more often" in row.words
+
+
 def test_a_seed_that_never_learned_is_left_out_and_named():
     found = runs(World(gaps=(0.0,), noise=(0.0, 0.0)), np.random.default_rng(0))
     stuck = found["other 0", 1]
@@ -275,7 +283,9 @@ def test_with_one_seed_of_each_intervals_hold_for_these_models_only():
     assert row.conditional and row.gap.low < row.gap.high and "these trained models only" in row.words
     (more,) = compare(replace(world, reference_seeds=4))
     assert not more.conditional and more.gap.split is not None
-    assert more.words.endswith("; with one run, it is taken to vary as the runs of the others do")
+    assert more.words.endswith(
+        "; how much it varies from seed to seed is taken from the runs of others, as it has one run"
+    )
     assert more.gap.high - more.gap.low > row.gap.high - row.gap.low
 
 

@@ -1,5 +1,7 @@
 """Variances of runs and intervals from them, against textbook cases."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from scipy import stats
@@ -54,15 +56,44 @@ def test_equal_runs_are_no_error():
     assert own.max() < 1e-100 and reference.max() < 1e-100
 
 
-def test_where_only_the_reference_has_several_runs_the_others_are_as_noisy():
-    """The interval is Student's t with the reference's degrees of freedom."""
+def test_a_row_of_one_run_varies_as_architectures_were_measured_to_differ():
+    """Its variance is that of the others, known from all of them, times what four degrees of freedom leave open."""
     values = np.array([0.10, 0.16, 0.12, 0.19, 0.11])
     single, reference = Runs.of(np.array([0.3])), Runs.of(values)
-    own, theirs = draw_variances([single], reference, Shared.fitted([single, reference]), DRAWS, generator())
-    np.testing.assert_array_equal(own[:, 0], theirs)
-    errors = np.sqrt(own * (1 + 1 / 5)) * generator().standard_normal((DRAWS, 1))
-    half = stats.t.ppf(0.975, 4) * values.std(ddof=1) * np.sqrt(1 + 1 / 5)
-    assert half_widths(errors, 0.05).single[0] == pytest.approx(half, rel=0.05)
+    shared = Shared.fitted([single, reference])
+    own, theirs = draw_variances([single], reference, shared, 10 * DRAWS, generator())
+    np.testing.assert_allclose(np.median(theirs), values.var(ddof=1) * 4 / stats.chi2(4).median(), rtol=0.02)
+    # The row's own and the reference's variance are drawn about one scale, of which nothing was known: F of 4 and 4.
+    rng = generator()
+    scale = values.var(ddof=1) * stats.f(4, 4).rvs(10 * DRAWS, random_state=rng)
+    expected = scale * 4 / rng.chisquare(4, 10 * DRAWS)
+    for level in (0.1, 0.5, 0.9):
+        assert np.quantile(own, level) == pytest.approx(np.quantile(expected, level), rel=0.05)
+    assert shared.worth(4) == 4 and shared.worth(0) == 2
+
+
+def halves(rows: list[list[float]]) -> HalfWidths:
+    """Return half-widths of a table whose reference has four runs, with deviation 0.0161."""
+    none, reference = (np.zeros((1, 1)), 1.0), np.array([-0.02, -0.005, 0.008, 0.017])[:, None, None]
+    own = [Levels(own=np.reshape(row, (-1, 1, 1)), reference=reference, scatter=lambda: (none, none)) for row in rows]
+    own = [replace(row, own=row.own.repeat(3, 1), reference=reference.repeat(3, 1)) for row in own]
+    return Table(own, reference.repeat(3, 1), documents=50, level=0.05, draws=40_000).estimate(np.ones(1)).half
+
+
+def test_a_second_run_of_some_rows_widens_no_interval_of_the_others():
+    """Runs that vary as the reference's: the more of them there are, the narrower, and smoothly so."""
+    pair, one = [-0.0114, 0.0114], [0.0]
+    found = [halves([pair] * several + [one] * (15 - several)) for several in (0, 1, 5, 14)]
+    last = [half.joint[-1] for half in found]
+    assert last == sorted(last, reverse=True) and last[0] < 1.25 * last[1] < 2 * last[3]
+    assert found[1].joint[0] < 0.9 * found[1].joint[-1]  # the second run is worth something to its own row
+
+
+def test_another_row_widens_the_others_little():
+    few, more = (halves([[0.0]] * rows) for rows in (14, 15))
+    assert more.joint.mean() < 1.08 * few.joint.mean() and more.single.mean() == pytest.approx(
+        few.single.mean(), rel=0.05
+    )
 
 
 def test_a_reference_noisier_than_the_others_is_believed_half():
@@ -157,7 +188,9 @@ def test_more_runs_narrow_what_a_study_can_expect():
     assert 0.02 < expected_half_width(small, 3, 7, 12) < 0.04 < expected_half_width(small, 6, 3, 5) < 0.08
 
 
-@pytest.mark.parametrize(("rows", "runs", "reference_runs"), [(13, 3, 10), (8, 2, 11), (2, 5, 10), (13, 5, 10)])
+@pytest.mark.parametrize(
+    ("rows", "runs", "reference_runs"), [(13, 3, 10), (8, 2, 11), (2, 5, 10), (13, 5, 10), (5, 1, 4), (13, 1, 12)]
+)
 def test_the_reach_of_intervals_is_foreseen(rows, runs, reference_runs):
     """Half-widths of simulated tables without gaps, in the errors that their runs really have."""
     rng, noise, none = generator(), 0.05, (np.zeros((1, 1)), 1.0)
