@@ -1,5 +1,7 @@
 """The first tokens of held-out documents, and the losses on them."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 
@@ -29,6 +31,16 @@ def losses_of(
         part = slice(first, first + size)
         found.append(token_losses(model, context, inputs[part], targets[part], tokens_per_batch))
     return torch.cat(found).cpu().numpy()
+
+
+def losses_of_each(
+    model: LanguageModel, context: Context[PreparedData], parts: Sequence[np.ndarray], tokens_per_batch: int
+) -> list[np.ndarray]:
+    """Return `losses_of` of arrays of one length; a compiled model reads them together, as its passes are full."""
+    if not model.compiled or not parts:
+        return [losses_of(model, context, rows, tokens_per_batch) for rows in parts]
+    ends = np.cumsum([len(rows) for rows in parts])[:-1]
+    return np.split(losses_of(model, context, np.concatenate(parts), tokens_per_batch), ends)
 
 
 def largest_batch(length: int, tokens_per_batch: int) -> np.ndarray:

@@ -13,9 +13,6 @@ from basecap.models.language_model import LanguageModel
 SHORTEST = 64
 #: A compiled model reads rows of its longest length, and of the power of two that is at most this share of it.
 SHORT = 1 / 4
-#: Most padded tokens of a pass of a compiled model. It always has as many, so that a larger one would often read rows
-#: that do not count; a smaller one leaves a GPU waiting for Python.
-TOKENS = 16_384
 
 
 def padded_lengths(longest: int) -> list[int]:
@@ -51,14 +48,14 @@ def token_losses(
         context: of the evaluation.
         inputs: int64 [B, T] on any device.
         targets: int64 [B, T] on any device.
-        tokens_per_pass: padded tokens of a pass of a compiled model, at most `TOKENS`.
+        tokens_per_pass: padded tokens of a pass of a compiled model.
     """
     count, width = inputs.shape
     longer = [length for length in pass_lengths(model) if length >= width] if model.compiled else []
     if not longer:
         with context.autocast():
             return model.token_losses(inputs.to(context.device), targets.to(context.device)).double()
-    rows, found = max(1, min(tokens_per_pass, TOKENS) // longer[0]), []
+    rows, found = max(1, tokens_per_pass // longer[0]), []
     replays = context.replays if context.replays is not None and context.replays.serves(model) else None
 
     def run(batch: Tensor) -> Tensor:

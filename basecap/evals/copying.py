@@ -10,7 +10,7 @@ from basecap.data import PreparedData
 from basecap.data.config import Count
 from basecap.errors import DataError
 from basecap.evals._contract import Context, EvaluationConfig, Measurement, Outcome, SharedEvaluation, evaluation
-from basecap.evals._openings import largest_batch, losses_of, openings
+from basecap.evals._openings import largest_batch, losses_of, losses_of_each, openings
 from basecap.models.language_model import LanguageModel
 
 #: Tokens that are repeated, where documents and training sequences are long enough, and the fewest without an option.
@@ -74,12 +74,15 @@ class ContextCopying(SharedEvaluation[PreparedData]):
 
         Domains with fewer than two documents that are long enough are left out.
         """
-        measurements, held = [], self._openings(context.data, model.config.max_length)
-        for domain in context.data.domains[context.rank :: context.world]:
-            if len(rows := held[domain]) > 1:
-                losses = losses_of(model, context, np.tile(rows, 2), self.config.tokens_per_batch)
-                halves = losses.reshape(len(rows), 2, rows.shape[1])
-                measurements.append(_measure(domain, halves.mean(axis=2), rows.shape[1]))
+        held = self._openings(context.data, model.config.max_length)
+        domains = [domain for domain in context.data.domains if len(held[domain]) > 1][context.rank :: context.world]
+        twice = [np.tile(held[domain], 2) for domain in domains]
+        measurements = []
+        for domain, losses in zip(
+            domains, losses_of_each(model, context, twice, self.config.tokens_per_batch), strict=True
+        ):
+            halves = losses.reshape(len(losses), 2, -1)
+            measurements.append(_measure(domain, halves.mean(axis=2), halves.shape[2]))
         return Outcome(measurements=measurements)
 
     def trial(self, model: LanguageModel, context: Context[PreparedData]) -> None:

@@ -21,11 +21,12 @@ from basecap.evals._token_classes import ngram_of, token_classes
 from basecap.models.language_model import LanguageModel
 from basecap.records.documents import DocumentLosses
 from basecap.records.token_classes import CLASSES, loss_metric
+from basecap.system.transfers import sent
 
 
 @dataclass(frozen=True)
 class _Window:
-    """A window of a document: its tokens int32 [T + 1], of which all but the first have a class, int8 [T]."""
+    """A window of a document, one of `_HeldOut`: its tokens int32 [T + 1]; all but the first have a class, int8 [T]."""
 
     document: int
     tokens: np.ndarray
@@ -34,13 +35,14 @@ class _Window:
 
 @dataclass(frozen=True)
 class _HeldOut:
-    """The documents of a domain: windows in batches of one padded length, and what does not depend on a model.
+    """The documents of domains: windows in batches of one padded length, and what does not depend on a model.
 
-    `counts` int64 [documents, classes] are the tokens of each class; `nats` of `documents` are zero.
+    By domain, `counts` int64 [documents, classes] are the tokens of each class; `nats` of `documents` are zero. Windows
+    count the documents of all domains one after the other.
     """
 
-    documents: DocumentLosses
-    counts: np.ndarray
+    documents: dict[str, DocumentLosses]
+    counts: dict[str, np.ndarray]
     batches: list[tuple[int, list[_Window]]]
 
 
@@ -76,7 +78,7 @@ class DomainLoss(SharedEvaluation[PreparedData]):
     def __init__(self, config: Config):
         """Take the options; the documents are read at the first evaluation point and kept in memory."""
         super().__init__(config)
-        self._held: dict[tuple[str, str, int, tuple[int, ...]], _HeldOut] = {}
+        self._held: dict[tuple[str, tuple[str, ...], int, tuple[int, ...]], _HeldOut] = {}
 
     def check(self, data: PreparedData, length: int) -> None:
         """Raise DataError if a domain has no documents of the split, or no token can be in a class but "new"."""
@@ -96,11 +98,16 @@ class DomainLoss(SharedEvaluation[PreparedData]):
 
     def run(self, model: LanguageModel, context: Context[PreparedData]) -> Outcome:
         """Return the mean loss per token, in all and by class, and bits per byte of each domain; documents' losses."""
-        nats, counts, documents = {}, {}, {}
-        for domain in context.data.domains:
-            held = self._held_out(domain, context.data, model.config.max_length, pass_lengths(model))
-            nats[domain] = self._nats(model, context, domain, held)
-            counts[domain], documents[domain] = held.counts, held.documents
+        domains = context.data.domains
+        # Passes of a compiled model are always full, so they read windows of all domains.
+        groups = [domains] if model.compiled else [(domain,) for domain in domains]
+        nats, counts = dict[str, np.ndarray](), dict[str, np.ndarray]()
+        documents = dict[str, DocumentLosses]()
+        for group in groups:
+            held = self._held_out(group, context.data, model.config.max_length, pass_lengths(model))
+            nats |= self._nats(model, context, held)
+            counts |= held.counts
+            documents |= held.documents
         return _outcome(nats, counts, documents)
 
     def join(self, parts: Sequence[Outcome]) -> Outcome:
@@ -129,39 +136,48 @@ class DomainLoss(SharedEvaluation[PreparedData]):
         """Yield inputs and targets, int64 [B, T], -1 in padding: a batch of each shape in each domain."""
         for domain in data.domains:
             shapes = set()
-            for padded, windows in self._held_out(domain, data, length, padded_lengths(length)).batches:
+            for padded, windows in self._held_out((domain,), data, length, padded_lengths(length)).batches:
                 if (padded, len(windows)) not in shapes:
                     shapes.add((padded, len(windows)))
                     yield _batch(windows, padded)[:2]
 
-    def _held_out(self, domain: str, data: PreparedData, length: int, padded: Sequence[int]) -> _HeldOut:
-        """Return the documents of a domain, cut for models of `length` tokens and padded; they are read once."""
-        key = data.manifest_hash, domain, length, tuple(padded)
+    def _held_out(self, domains: tuple[str, ...], data: PreparedData, length: int, padded: Sequence[int]) -> _HeldOut:
+        """Return the documents of domains, cut for models of `length` tokens and padded; they are read once."""
+        key = data.manifest_hash, domains, length, tuple(padded)
         if key not in self._held:
-            documents = data.documents(self.config.split, domain)
-            found = list(_all_windows(documents, length, data.tokenizer.end_of_text, self.config.max_document_tokens))
-            classes = token_classes([tokens for _, tokens in found], ngram_of(self.config.ngram, data, length))
-            windows = [_Window(index, tokens, own) for (index, tokens), own in zip(found, classes, strict=True)]
-            counted = _counted(documents, windows, data.tokenizer)
+            losses, counts = dict[str, DocumentLosses](), dict[str, np.ndarray]()
+            windows, first = list[_Window](), 0
+            for domain in domains:
+                documents = data.documents(self.config.split, domain)
+                start, most = data.tokenizer.end_of_text, self.config.max_document_tokens
+                found = list(_all_windows(documents, length, start, most))
+                classes = token_classes([tokens for _, tokens in found], ngram_of(self.config.ngram, data, length))
+                own = [_Window(index, tokens, part) for (index, tokens), part in zip(found, classes, strict=True)]
+                losses[domain], counts[domain] = _counted(documents, own, data.tokenizer)
+                windows += [replace(window, document=first + window.document) for window in own]
+                first += len(documents)
             batches = _batches(windows, padded, self.config.tokens_per_batch)
-            self._held[key] = _HeldOut(*counted, batches)
+            self._held[key] = _HeldOut(losses, counts, batches)
         return self._held[key]
 
-    def _nats(self, model: LanguageModel, context: Context[PreparedData], domain: str, held: _HeldOut) -> np.ndarray:
-        """Return the summed loss of each document, in all and by class, in nats: float64 [documents, 1 + classes].
+    def _nats(self, model: LanguageModel, context: Context[PreparedData], held: _HeldOut) -> dict[str, np.ndarray]:
+        """Return by domain the summed loss in nats of each document, in all and by class: [documents, 1 + classes].
 
         Losses stay on the device until the end, so that the host prepares batches while it computes.
         """
-        nats = np.zeros((len(held.documents.tokens), 1 + len(CLASSES)))
-        rows, found = [], []
+        sizes, rows, found = [len(part.tokens) for part in held.documents.values()], [], []
+        nats, which = (
+            np.zeros((sum(sizes), 1 + len(CLASSES))),
+            "".join(f"{domain}, " for domain in held.documents if len(sizes) == 1),
+        )
         for number, (length, windows) in enumerate(held.batches):
-            context.note(f"evaluating {self.declaration.name}: {domain}, {100 * number / len(held.batches):.0f} %")
+            context.note(f"evaluating {self.declaration.name}: {which}{100 * number / len(held.batches):.0f} %")
             if number % context.world == context.rank:
                 found.append(self._losses(model, context, windows, length))
                 rows += [window.document for window in windows]
         if found:
             np.add.at(nats, rows, torch.cat(found).cpu().numpy())
-        return nats
+        return dict(zip(held.documents, np.split(nats, np.cumsum(sizes)[:-1]), strict=True))
 
     def _losses(
         self, model: LanguageModel, context: Context[PreparedData], windows: Sequence[_Window], length: int
@@ -169,7 +185,7 @@ class DomainLoss(SharedEvaluation[PreparedData]):
         """Return the summed loss of each window, in all and by class, in nats: float64 [windows, 1 + classes]."""
         inputs, targets, classes = _batch(windows, length)
         losses = token_losses(model, context, inputs, targets, self.config.tokens_per_batch)
-        classes = classes.to(context.device, non_blocking=True)
+        classes = sent(classes, context.device)
         parts = [losses.where(classes == number, 0.0) for number in range(len(CLASSES))]
         return torch.stack([part.sum(dim=1) for part in (losses, *parts)], dim=1)
 

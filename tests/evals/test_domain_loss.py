@@ -164,6 +164,28 @@ def test_a_compiled_model_compiles_each_length_once_and_has_the_same_losses(cont
         assert values[0] == pytest.approx(values[1], rel=1e-5)
 
 
+@pytest.mark.parametrize("name", ["domain-loss", "copying"])
+def test_a_compiled_model_reads_full_passes_of_all_domains(context, model, name, monkeypatch):
+    evaluation = build_evaluation({name: {"tokens_per_batch": 5 * LENGTH}})
+    plain, used, compute = evaluation.run(model, context), [], model.token_losses
+
+    def watched(tokens: torch.Tensor, targets: torch.Tensor, few_shapes: bool) -> torch.Tensor:
+        used.append(int((targets >= 0).any(1).sum()))
+        return compute(tokens, targets, few_shapes=few_shapes)
+
+    monkeypatch.setattr(model, "token_losses", watched)
+    monkeypatch.setattr(model, "compiled", True)
+    found = evaluation.run(model, context)
+    assert {*used[:-1]} == {5} and used[-1] <= 5
+    assert [(one.subset, one.metric, one.n) for one in found.measurements] == [
+        (one.subset, one.metric, one.n) for one in plain.measurements
+    ]
+    values = [[one.value for one in outcome.measurements] for outcome in (found, plain)]
+    assert values[0] == pytest.approx(values[1], abs=1e-5)
+    for domain, losses in plain.documents.items():
+        np.testing.assert_allclose(found.documents[domain].nats, losses.nats, rtol=1e-5)
+
+
 def test_documents_are_read_once(context: Context, model: LanguageModel, monkeypatch):
     evaluation = build_evaluation("domain-loss")
     first = evaluation.run(model, context)
