@@ -21,7 +21,7 @@ from basecap.records import RunRecords, StudyRecords
 from basecap.run.provenance import plugin_files, sources
 from basecap.run.trained import info_of, load_trained, stored_weights
 from basecap.study.config import validate
-from basecap.system.files import fsync_files, process_name, writing
+from basecap.system.files import fsync_files, process_name, share_mode, writing
 from basecap.system.hub import refuse_unreachable
 
 #: Largest file of weights; more go to several files with an index.
@@ -57,6 +57,7 @@ def export(run: Path, to: str, step: int | None = None) -> str:
         with writing(target):
             partial.mkdir()
             write_folder(run, partial, step)
+            share_mode(partial, "config.json")
             fsync_files(partial)
             partial.rename(target)
     finally:

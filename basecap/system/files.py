@@ -175,6 +175,13 @@ def fsync_files(directory: Path) -> None:
                         os.fsync(file.fileno())
 
 
+def share_mode(directory: Path, like: str) -> None:
+    """Give the files of a directory the mode of one of them: those of safetensors are for their owner alone."""
+    for path in filter(Path.is_file, directory.iterdir()):
+        with contextlib.suppress(OSError):  # a file system without modes
+            shutil.copymode(directory / like, path)
+
+
 def process_name() -> str:
     """Return the host and number of this process, for names of files that are this process's alone."""
     return f"{safe_name(socket.gethostname())}-{os.getpid()}"

@@ -25,7 +25,7 @@ from basecap.data.hashes import file_digest
 from basecap.errors import CheckpointError
 from basecap.models.config import ModelConfig
 from basecap.models.language_model import LanguageModel
-from basecap.system.files import LARGEST, fsync_files, process_name, write_error
+from basecap.system.files import LARGEST, fsync_files, process_name, share_mode, write_error
 from basecap.system.foreign import read_file
 from basecap.train.average import WeightAverage
 from basecap.train.sharded_checkpoint import SHARD, has_shards, load_shards, shapes_of
@@ -159,6 +159,7 @@ def finish(partial: Path, step: int, config: ModelConfig) -> None:
         state = {"schema": SCHEMA, "step": step, "model": config.model_dump(mode="json")}
         (partial / "state.json").write_text(json.dumps(state))
         _write_checksums(partial)
+        share_mode(partial, "state.json")
         fsync_files(partial)  # before an older checkpoint is removed
         final = partial.parent / f"step-{step}"
         shutil.rmtree(final, ignore_errors=True)
@@ -171,7 +172,10 @@ def _write_checksums(path: Path) -> None:
 
 
 def _fault(path: Path, files: Sequence[str] = CHECKPOINT) -> str | None:
-    """Return what is damaged in a checkpoint, None if all its files (at least `files`) match their checksums."""
+    """Return what is damaged in a checkpoint, None if all its files (at least `files`) match their checksums.
+
+    Raises CheckpointError where this user may not read it.
+    """
     try:
         lines = read_file(path / "SHA256SUMS", LARGEST).decode().splitlines()
         expected = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
@@ -181,6 +185,8 @@ def _fault(path: Path, files: Sequence[str] = CHECKPOINT) -> str | None:
                 return f"SHA256SUMS: {name} leads out of the directory"
             if file_digest(path / name) != expected.get(name):
                 return f"{name} does not match SHA256SUMS"
+    except PermissionError as error:
+        raise CheckpointError(f"{error.filename} cannot be read ({error.strerror}); fix that and run again.") from error
     except OSError as error:
         return f"{Path(error.filename or path).name}: {error.strerror or error}"
     except ValueError as error:  # not text
@@ -196,7 +202,7 @@ def intact(directory: Path, log: Callable[[str], None]) -> Path | None:
         log: called with a sentence for each damaged checkpoint that is skipped.
 
     Raises:
-        CheckpointError: all checkpoints are damaged.
+        CheckpointError: all checkpoints are damaged, or one cannot be read.
     """
     damaged: list[str] = []
     for _, path in reversed(_steps(directory)):
@@ -349,6 +355,8 @@ def _is_whole(path: Path) -> bool:
             header = json.loads(file.read(min(size, path.stat().st_size)))
         ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
         return path.stat().st_size == 8 + size + max(ends, default=0)
+    except PermissionError:  # it is for another user, and may be whole
+        return True
     except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError):
         return False
 

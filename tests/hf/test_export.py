@@ -66,6 +66,7 @@ def test_the_folder_has_weights_tokenizer_and_settings_and_nothing_else(folder: 
         "tokenizer_config.json",
     ]
     assert [path.name for path in folder.parent.iterdir()] == ["folder"]
+    assert len({path.stat().st_mode for path in folder.iterdir()}) == 1  # who reads one reads all
     assert "auto_map" not in json.loads((folder / "config.json").read_text())
 
 

@@ -324,3 +324,17 @@ def test_what_sha256sum_checks_is_what_is_written(saved):
         ["sha256sum", "--check", "SHA256SUMS"], cwd=saved / "step-8", capture_output=True, text=True, check=True
     )
     assert done.stdout.count(": OK") == 3
+    assert len({path.stat().st_mode for path in (saved / "step-8").iterdir()}) == 1  # who reads one reads all
+
+
+def test_a_checkpoint_that_another_user_may_not_read_is_not_called_damaged(saved, model, monkeypatch):
+    save(saved.parent, model, build_optimiser(model, model.recipe(), config()), 9)
+
+    def refuse(path: Path) -> str:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(checkpoint, "file_digest", refuse)
+    words = r"step-9/model\.safetensors cannot be read \(Permission denied\); fix that and run again\.$"
+    for read in (checkpoint.stored_config, lambda place: checkpoint.intact(place, print)):
+        with pytest.raises(CheckpointError, match=words):
+            read(saved)
