@@ -30,7 +30,9 @@ def data_inspect(
     settings: Settings = [],
     plugin: Plugins = [],
     as_json: AsJson = False,
-    examples: Annotated[int, typer.Option(min=1, max=1000, help="number of examples of a task to show")] = 2,
+    examples: Annotated[
+        int | None, typer.Option(min=1, max=1000, help="number of examples of a task to show (default: 2)")
+    ] = None,
 ) -> None:
     """Show what the token shards of a study hold, preparing them if needed, or examples of a task."""
     from basecap.cli.lists import is_task
@@ -42,7 +44,9 @@ def data_inspect(
         from basecap.tasks import inspect_task
 
         screen = console()
-        screen.print(inspect_task(study, settings, examples, None if as_json else screen.width), soft_wrap=True)
+        screen.print(inspect_task(study, settings, examples or 2, None if as_json else screen.width), soft_wrap=True)
+    elif examples is not None:
+        raise ConfigError(f"--examples are those of a task, and {study} is none; see `basecap list tasks`.")
     else:
         _inspect(study, scale, out, settings, as_json)
 

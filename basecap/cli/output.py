@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import sys
+import tempfile
 import textwrap
 from collections import Counter
 from collections.abc import Sequence
@@ -116,11 +117,20 @@ def writable_file(path: Path | None) -> Path | None:
     if path is None:
         return None
     file = real_path(path)  # write through a link instead of replacing it
-    touched = [file, file.parent] if file.exists() else [file.parent]
     special = file.exists() and not file.is_file()  # a directory, or a device that would be replaced
-    if special or not file.parent.is_dir() or not all(os.access(one, os.W_OK) for one in touched):
+    protected = file.exists() and not os.access(file, os.W_OK)
+    if special or protected or not _takes_files(file.parent):
         raise ConfigError(f"--json {path} cannot be written; give a file in a writable directory.")
     return file
+
+
+def _takes_files(directory: Path) -> bool:
+    """Whether a file can be made in a directory; its mode does not tell for every user and file system."""
+    try:
+        tempfile.TemporaryFile(dir=directory).close()
+    except OSError:
+        return False
+    return True
 
 
 def store(found: dict[str, Any], path: Path | None) -> None:
