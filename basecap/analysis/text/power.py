@@ -59,20 +59,22 @@ def noise_of(tokens: float) -> Noise:
     return min(MEASURED, key=lambda known: abs(math.log(known.tokens / tokens)))
 
 
-def reach(rows: int, runs: int, reference_runs: int, level: float) -> float:
+def reach(rows: int, runs: int, reference_runs: int, level: float, sharing: int | None = None) -> float:
     """Return about how many standard errors simultaneous intervals reach, before the runs are there.
 
     Student's quantile at `level` shared by the square root of the rows, as their errors are correlated, with as many
-    degrees of freedom as each row has runs, times the fourth root of the rows, which share their variances; rows with
-    one run each may vary more than the reference, which alone says how runs vary. A rule of thumb: the
-    intervals of simulated studies of 1 to 13 rows, 2 to 8 runs and once or twice as many of the reference, as noisy as
-    the rows or 2.5 times as noisy, reached 0.78 to 1.20 times as far in nine designs of ten.
+    degrees of freedom as a row has runs, times the fourth root of the rows that are `sharing` their variances, by
+    default all; rows with one run each may vary more than the reference, which alone says how runs vary. A rule of
+    thumb: the intervals of simulated studies of 1 to 13 rows, 2 to 8 runs and once or twice as many of the reference,
+    as noisy as the rows or 2.5 times as noisy, reached 0.78 to 1.20 times as far in nine designs of ten.
     """
-    freedom = runs * rows**0.25 if runs > 1 else min(ONE_RUN, reference_runs - 1)
+    freedom = runs * (rows if sharing is None else sharing) ** 0.25 if runs > 1 else min(ONE_RUN, reference_runs - 1)
     return -student_quantile(freedom, level / math.sqrt(max(1, rows)) / 2)
 
 
-def more_runs(estimates: Estimates, index: int, counts: tuple[int, int], found: Gap, level: float) -> int | None:
+def more_runs(
+    estimates: Estimates, index: int, counts: tuple[int, int], several: int, found: Gap, level: float
+) -> int | None:
     """Return how many more runs of a row and of the reference would decide it with probability one half.
 
     The estimate will move as runs are added: about its present value, with the variance that they take away. The range
@@ -82,6 +84,7 @@ def more_runs(estimates: Estimates, index: int, counts: tuple[int, int], found: 
         estimates: of the table.
         index: of the row.
         counts: its runs and the reference's.
+        several: how many other rows have several runs.
         found: its gap, with a tolerance.
         level: probability that the intervals together leave out something true.
 
@@ -92,10 +95,12 @@ def more_runs(estimates: Estimates, index: int, counts: tuple[int, int], found: 
     assert found.tolerance is not None
     own, reference = errors.own[index] * runs, errors.reference[index] * reference_runs
     now = estimates.half.joint[index] / math.sqrt(errors.variance[index])
+    rows = len(errors.own)
+    sharing = min(rows, several + 2)  # with it and the reference
     split = 2 * NORMAL * math.sqrt(reference / reference_runs) if found.split is None else found.split
     for more in range(1, MOST_RUNS + 1):
         variance = own / (runs + more) + reference / (reference_runs + more) + errors.documents[index, index]
-        half = min(now, reach(len(errors.own), runs + more, reference_runs + more, level)) * math.sqrt(variance)
+        half = min(now, reach(rows, runs + more, reference_runs + more, level, sharing)) * math.sqrt(variance)
         shrunk = split * math.sqrt(reference_runs / (reference_runs + more))
         moves = math.sqrt(max(errors.variance[index] - variance, TINY))
         degrades = NormalDist().cdf((found.value - max(half, shrunk, found.tolerance)) / moves)

@@ -268,7 +268,7 @@ def with_cautions(row: Row, few_clusters: Sequence[str]) -> Row:
     if row.gap is not None and row.conditional:
         cautions.append("the interval holds for these trained models only")
     elif row.gap is not None and len(row.seeds) == 1:
-        cautions.append("how much it varies from seed to seed is taken from the runs of others, as it has one run")
+        cautions.append("with one run, how much it varies from seed to seed is taken from the others")
     if row.rises is not None:
         cautions.append(f"its held-out loss rises after {rounded(row.rises)} tokens, where its curves end")
     if row.gap is not None and few_clusters:

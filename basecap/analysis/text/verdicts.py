@@ -161,7 +161,8 @@ class Judge:
         variance = float(estimates.errors.variance[index])
         margin = self._fall("plain", index).margin(self.setting.cost, found.high - found.value, variance)
         needed = replace(found, tolerance=found.tolerance - margin)
-        return more_runs(estimates, index, counts, needed, self.setting.level)
+        several = sum(len(one.seeds) > 1 for place, one in enumerate(self.measured) if place != index)
+        return more_runs(estimates, index, counts, several, needed, self.setting.level)
 
 
 def _interval(estimates: Estimates, index: int, half: ndarray) -> Interval:

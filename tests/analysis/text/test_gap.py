@@ -283,9 +283,7 @@ def test_with_one_seed_of_each_intervals_hold_for_these_models_only():
     assert row.conditional and row.gap.low < row.gap.high and "these trained models only" in row.words
     (more,) = compare(replace(world, reference_seeds=4))
     assert not more.conditional and more.gap.split is not None
-    assert more.words.endswith(
-        "; how much it varies from seed to seed is taken from the runs of others, as it has one run"
-    )
+    assert more.words.endswith("; with one run, how much it varies from seed to seed is taken from the others")
     assert more.gap.high - more.gap.low > row.gap.high - row.gap.low
 
 

@@ -21,6 +21,7 @@ from basecap.analysis.text.noise import (
     with_covariance,
 )
 from basecap.analysis.text.power import expected_half_width, expected_tolerance, more_runs, noise_of, reach
+from tests.analysis.text.simulate_one_run import Design, table_of
 from tests.report.made_up import gap
 
 #: Draws of errors: enough for the tolerances here.
@@ -205,6 +206,16 @@ def test_the_reach_of_intervals_is_foreseen(rows, runs, reference_runs):
     assert np.median(found) / error == pytest.approx(reach(rows, runs, reference_runs, 0.05), rel=0.2)
 
 
+@pytest.mark.parametrize(("rows", "runs", "reference_runs"), [(15, 2, 5), (15, 4, 7), (5, 2, 5)])
+def test_the_reach_of_a_row_with_more_runs_than_the_others_is_foreseen(rows, runs, reference_runs):
+    design = Design([runs, *[1] * (rows - 1)], reference_runs)
+    rng, found = generator(), []
+    for _ in range(40):
+        found.append(table_of(design.draw(rng), 5000).estimate(np.ones(1)).half.joint[0])
+    error = np.sqrt(1 / runs + 1 / reference_runs)
+    assert np.median(found) / error == pytest.approx(reach(rows, runs, reference_runs, 0.05, sharing=2), rel=0.25)
+
+
 def estimates(own: float, reference: float, documents: float) -> Estimates:
     """Return one row whose variances of means, at present, are these."""
     errors = Errors(own=np.array([own]), reference=np.array([reference]), documents=np.array([[documents]]))
@@ -219,7 +230,7 @@ def test_as_many_more_runs_as_are_named_decide_half_of_such_rows(value):
     """Gaps of any size, five runs each: of those whose estimate is `value`, half are decided with the runs named."""
     rng, now, variance = generator(), 5, 0.06**2
     found = estimates(variance / now, variance / now, 0.0)
-    more = more_runs(found, 0, (now, now), gap(value, float(found.half.joint[0]), split=0.0), 0.05)
+    more = more_runs(found, 0, (now, now), 0, gap(value, float(found.half.joint[0]), split=0.0), 0.05)
     truth = rng.uniform(-0.5, 0.5, 400_000)
     first = truth + rng.normal(0, np.sqrt(2 * variance / now), len(truth))
     seen = np.abs(first - value) < 0.01
@@ -232,9 +243,9 @@ def test_as_many_more_runs_as_are_named_decide_half_of_such_rows(value):
 
 def test_runs_decide_nothing_where_documents_leave_it_open_and_narrow_the_range_of_equal_models():
     noisy = estimates(0.01**2, 0.01**2, 0.1**2)
-    assert more_runs(noisy, 0, (5, 5), gap(0.05, 0.2), 0.05) is None
+    assert more_runs(noisy, 0, (5, 5), 0, gap(0.05, 0.2), 0.05) is None
     quiet, above = estimates(0.02**2, 0.04**2, 0.0), gap(0.15, 0.1, split=0.2)
-    assert 3 <= more_runs(quiet, 0, (5, 5), above, 0.05) <= 5  # 0.2 * sqrt(5 / (5 + 4)) is below 0.15
+    assert 3 <= more_runs(quiet, 0, (5, 5), 0, above, 0.05) <= 5  # 0.2 * sqrt(5 / (5 + 4)) is below 0.15
 
 
 @pytest.mark.parametrize("level", [0.05, 0.001])
