@@ -57,7 +57,7 @@ def launcher_of(utilities: Utilities, described: bool) -> Any:
     launcher.arg_annotations, launcher.kernel_signature, launcher.num_ctas = [object() for _ in signature], b"\x01", 1
     launcher.global_scratch_size = launcher.profile_scratch_size = 0
     launcher.global_scratch_align = launcher.profile_scratch_align = 1
-    launcher.launch_cooperative_grid = launcher.launch_pdl = False
+    launcher.launch_cooperative_grid = launcher.launch_pdl = launcher.gsan_enabled = False
     return launcher
 
 

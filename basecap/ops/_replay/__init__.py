@@ -7,7 +7,7 @@ leave the function. The compiled kernels and the numbers are the same, so the re
 
 A call is ordinary where something has to watch it (a mode, a transform, fake tensors, a profiler of launches), and
 where the function does what no record can hold: two arguments may be other views that begin at one address. So is every
-call where Triton launches in another way than versions 3.4 to 3.7 do on NVIDIA's GPUs.
+call where Triton launches in another way than versions 3.4 to 3.8 do on NVIDIA's GPUs.
 """
 
 import importlib.util
