@@ -16,7 +16,7 @@ from basecap.data import DocumentSet, PreparedData, Tokenizer
 from basecap.data.config import Count
 from basecap.errors import DataError
 from basecap.evals._contract import Context, EvaluationConfig, Measurement, Outcome, SharedEvaluation, evaluation
-from basecap.evals._passes import padded_lengths, pass_lengths, token_losses
+from basecap.evals._passes import pass_lengths, token_losses
 from basecap.evals._token_classes import ngram_of, token_classes
 from basecap.models.language_model import LanguageModel
 from basecap.records.documents import DocumentLosses
@@ -78,6 +78,7 @@ class DomainLoss(SharedEvaluation[PreparedData]):
     def __init__(self, config: Config):
         """Take the options; the documents are read at the first evaluation point and kept in memory."""
         super().__init__(config)
+        self._windows: dict[tuple[str, str, int], tuple[DocumentLosses, np.ndarray, list[_Window]]] = {}
         self._held: dict[tuple[str, tuple[str, ...], int, tuple[int, ...]], _HeldOut] = {}
 
     def check(self, data: PreparedData, length: int) -> None:
@@ -132,33 +133,40 @@ class DomainLoss(SharedEvaluation[PreparedData]):
             windows = [_Window(0, tokens, np.zeros(len(tokens) - 1, np.int8)) for tokens in begun]
             self._losses(model, context, windows, padded)
 
-    def batches(self, data: PreparedData, length: int) -> Iterator[tuple[Tensor, Tensor]]:
+    def batches(self, model: LanguageModel, data: PreparedData) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield inputs and targets, int64 [B, T], -1 in padding: a batch of each shape in each domain."""
+        length, lengths = model.config.max_length, pass_lengths(model)
         for domain in data.domains:
             shapes = set()
-            for padded, windows in self._held_out((domain,), data, length, padded_lengths(length)).batches:
+            for padded, windows in self._held_out((domain,), data, length, lengths).batches:
                 if (padded, len(windows)) not in shapes:
                     shapes.add((padded, len(windows)))
                     yield _batch(windows, padded)[:2]
 
     def _held_out(self, domains: tuple[str, ...], data: PreparedData, length: int, padded: Sequence[int]) -> _HeldOut:
-        """Return the documents of domains, cut for models of `length` tokens and padded; they are read once."""
+        """Return the documents of domains in batches for models of `length` tokens, padded to one of `padded`."""
         key = data.manifest_hash, domains, length, tuple(padded)
         if key not in self._held:
             losses, counts = dict[str, DocumentLosses](), dict[str, np.ndarray]()
             windows, first = list[_Window](), 0
             for domain in domains:
-                documents = data.documents(self.config.split, domain)
-                start, most = data.tokenizer.end_of_text, self.config.max_document_tokens
-                found = list(_all_windows(documents, length, start, most))
-                classes = token_classes([tokens for _, tokens in found], ngram_of(self.config.ngram, data, length))
-                own = [_Window(index, tokens, part) for (index, tokens), part in zip(found, classes, strict=True)]
-                losses[domain], counts[domain] = _counted(documents, own, data.tokenizer)
+                losses[domain], counts[domain], own = self._read(domain, data, length)
                 windows += [replace(window, document=first + window.document) for window in own]
-                first += len(documents)
+                first += len(losses[domain].tokens)
             batches = _batches(windows, padded, self.config.tokens_per_batch)
             self._held[key] = _HeldOut(losses, counts, batches)
         return self._held[key]
+
+    def _read(self, domain: str, data: PreparedData, length: int) -> tuple[DocumentLosses, np.ndarray, list[_Window]]:
+        """Return what `_counted` does of the documents of a domain, and their windows of `length` tokens."""
+        key = data.manifest_hash, domain, length
+        if key not in self._windows:
+            documents, most = data.documents(self.config.split, domain), self.config.max_document_tokens
+            found = list(_all_windows(documents, length, data.tokenizer.end_of_text, most))
+            classes = token_classes([tokens for _, tokens in found], ngram_of(self.config.ngram, data, length))
+            windows = [_Window(index, tokens, own) for (index, tokens), own in zip(found, classes, strict=True)]
+            self._windows[key] = *_counted(documents, windows, data.tokenizer), windows
+        return self._windows[key]
 
     def _nats(self, model: LanguageModel, context: Context[PreparedData], held: _HeldOut) -> dict[str, np.ndarray]:
         """Return by domain the summed loss in nats of each document, in all and by class: [documents, 1 + classes].
@@ -166,12 +174,10 @@ class DomainLoss(SharedEvaluation[PreparedData]):
         Losses stay on the device until the end, so that the host prepares batches while it computes.
         """
         sizes, rows, found = [len(part.tokens) for part in held.documents.values()], [], []
-        nats, which = (
-            np.zeros((sum(sizes), 1 + len(CLASSES))),
-            "".join(f"{domain}, " for domain in held.documents if len(sizes) == 1),
-        )
+        nats, words = np.zeros((sum(sizes), 1 + len(CLASSES))), f"evaluating {self.declaration.name}: "
+        words += f"{next(iter(held.documents))}, " if len(sizes) == 1 else ""
         for number, (length, windows) in enumerate(held.batches):
-            context.note(f"evaluating {self.declaration.name}: {which}{100 * number / len(held.batches):.0f} %")
+            context.note(f"{words}{100 * number / len(held.batches):.0f} %")
             if number % context.world == context.rank:
                 found.append(self._losses(model, context, windows, length))
                 rows += [window.document for window in windows]

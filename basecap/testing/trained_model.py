@@ -112,12 +112,12 @@ def find_leaks(
 ) -> LeakTest:
     """Test whether losses on held-out windows depend on anything but earlier tokens of their window.
 
-    In batches of every padded length, what follows a random cut in each row is replaced, inputs and targets; no loss
-    before the cut may change, nor any activation with the targets alone. The last batch, which comes after the others,
-    must have the same losses when a fresh copy of the weights reads it first, and its first row when it is alone; few
-    rows of the first and the last one must have them in a new process too. Equal shapes give equal bits on a CPU;
-    differences up to `ROUNDING`, or twice that of two equal passes, are allowed. What does not fit into `BUDGET` is not
-    tested. A compiled model is tested by the code that evaluates it, except in a new process.
+    In batches of every length that the model reads, what follows a random cut in each row is replaced, inputs and
+    targets; no loss before the cut may change, nor any activation with the targets alone. The last batch, which comes
+    after the others, must have the same losses when a fresh copy of the weights reads it first, and its first row when
+    it is alone; few rows of the first and the last one must have them in a new process too. Equal shapes give equal
+    bits on a CPU; differences up to `ROUNDING`, or twice that of two equal passes, are allowed. What does not fit into
+    `BUDGET` is not tested. A compiled model is tested by the code that evaluates it, except in a new process.
 
     Args:
         model: in evaluation mode, on the context's device.
@@ -132,7 +132,7 @@ def find_leaks(
     tester = _Tester(model, context, seed, evaluation.config.tokens_per_batch, started + BUDGET)
     found = _Found()
     try:
-        batches = _batches(evaluation, context, model.config.max_length, whole)
+        batches = _batches(evaluation, context, model, whole)
         question = None if elsewhere is None else tester.question(elsewhere[1], batches)
         if elsewhere is not None and question is not None and lack_of_memory(question) is None:
             elsewhere[0].ask([question], tester.left())
@@ -159,14 +159,14 @@ def find_leaks_untrained(model: LanguageModel, evaluation: DomainLoss, context: 
     return find_leaks(model, evaluation, context, seed, whole=True)
 
 
-def _batches(evaluation: DomainLoss, context: Context[Any], length: int, whole: bool) -> list[Batch]:
+def _batches(evaluation: DomainLoss, context: Context[Any], model: LanguageModel, whole: bool) -> list[Batch]:
     """Return inputs and targets [B, T], shorter windows first, larger batches last.
 
     These are few rows of each length or, if `whole`, a batch of each shape, and few rows of each domain beside it.
     """
     found: list[Batch] = []
     seen = set()
-    for inputs, targets in evaluation.batches(context.data, length):
+    for inputs, targets in evaluation.batches(model, context.data):
         new = (inputs.shape if whole else inputs.shape[1]) not in seen
         seen.add(inputs.shape if whole else inputs.shape[1])
         rows = len(inputs) if whole and new else max(1, FEW_TOKENS // inputs.shape[1])

@@ -156,7 +156,8 @@ def test_a_compiled_model_compiles_each_length_once_and_has_the_same_losses(cont
         evaluations[0].trial(own, context)
     before = frames["ok"]
     compiled = [evaluation.run(own, context) for evaluation in evaluations]
-    assert find_leaks(own, evaluations[0], context, 0, whole=False).leaks == ""
+    tested = find_leaks(own, evaluations[0], context, 0, whole=False)
+    assert tested.leaks == "" and [length for _, length in tested.shapes] == pass_lengths(own)
     # the code of all blocks, and the loss, for each of two lengths
     assert before == begun + 4 and frames["ok"] == before
     for found, expected in zip(compiled, plain, strict=True):
