@@ -8,6 +8,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_valida
 
 from basecap.data.config import Count, Line
 from basecap.errors import ConfigError, nearest
+from basecap.plugins import faults
 from basecap.tasks import Cell, Readout, Task, build_task
 
 
@@ -133,7 +134,9 @@ class TaskSection(BaseModel):
         found: list[Task] = []
         reason = "its grid is empty."
         options = self._options_of(name)
-        for cell in build_task(name, options).grid() if cells is None else cells:
+        with faults(f"task {name!r} cannot list its cells"):
+            tried = build_task(name, options).grid() if cells is None else cells
+        for cell in tried:
             try:
                 task = build_task(name, {**options, **cell})
             except ConfigError as error:

@@ -207,7 +207,9 @@ def build_task(name: str, options: Mapping[str, Any] | None = None) -> Task:
     family, own = _registered(name)
     config = configured(family.Config, {**own, **(options or {})}, f"task {name!r}")
     with faults(f"task {name!r} cannot be built"):
-        return family(config)
+        task = family(config)
+        _ = task.vocabulary, task.length, task.cell  # may be properties of a plugin
+    return task
 
 
 def _registered(name: str) -> tuple[type[Task], Mapping[str, Any]]:

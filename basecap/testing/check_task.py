@@ -6,6 +6,7 @@ import numpy as np
 
 from basecap.errors import ConfigError, describe_error
 from basecap.mixers import error_location
+from basecap.plugins import faults
 from basecap.tasks import NOTHING, Instances, Task, asked, build_task
 
 #: Examples that are made, and solved, of the cells that are checked: the first ones of the grid.
@@ -20,7 +21,8 @@ def check_task(name: str) -> Iterator[tuple[str, str | None]]:
     """
     try:
         task = build_task(name)
-        tasks = {_cell(task.at(cell)): task.at(cell) for cell in task.grid()[:CELLS]} or {_cell(task): task}
+        with faults(f"task {name!r} cannot list its cells"):
+            tasks = {_cell(task.at(cell)): task.at(cell) for cell in task.grid()[:CELLS]} or {_cell(task): task}
     except ConfigError as error:
         yield "can be built", str(error)
         return

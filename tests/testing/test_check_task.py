@@ -1,6 +1,7 @@
 """`basecap check` on tasks: built-in ones pass, and each kind of mistake of an own one is named."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -56,19 +57,32 @@ WRONG = {
         "one right answer",
         "ZeroDivisionError: division by zero (",
     ),
+    "checked grid": (
+        "    def grid(self):\n        return 1 / 0",
+        "can be built",
+        "cannot list its cells: ZeroDivisionError: division by zero (",
+    ),
+    "checked vocabulary": (
+        "    vocabulary = property(lambda self: 1 / 0)",
+        "can be built",
+        "cannot be built: ZeroDivisionError: division by zero (",
+    ),
 }
 
 
 @pytest.fixture(scope="module")
-def plugin(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def plugin(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     path = tmp_path_factory.mktemp("tasks") / "own_tasks.py"
     classes = [
         CLASS.format(name=name, cls=f"Own{number}", body=body)
         for number, (name, (body, *_)) in enumerate(WRONG.items())
     ]
     path.write_text(OWN + "".join(classes))
+    TASKS.names()  # finds the built-in ones
+    before = dict(TASKS._entries)
     load_plugin(path)
-    return path
+    yield path
+    TASKS._entries = before  # other tests look at all tasks
 
 
 @pytest.mark.parametrize("name", [name for name in TASKS.names() if not name.startswith("checked")])
@@ -80,7 +94,7 @@ def test_built_in_tasks_pass(name):
 def test_each_mistake_is_named(name, plugin):
     _, check, words = WRONG[name]
     found = [(done.partition(",")[0], wrong) for done, wrong in check_task(name)]
-    assert {done for done, _ in found} <= {*CHECKS, "makes examples"}
+    assert {done for done, _ in found} <= {*CHECKS, "makes examples", "can be built"}
     broken = {done: wrong for done, wrong in found if wrong is not None}
     assert (check is None and not broken) or (check in broken and words in broken[check])
 
