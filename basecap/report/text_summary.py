@@ -201,7 +201,7 @@ def single_run_caution(study: TextResults) -> str:
     have, they = ("has", "it varies") if len(names) == 1 else ("have", "they vary")
     return (
         f"{listed(names)} {have} one run: how much {they} from seed to seed is taken from the other runs of this "
-        "study, and intervals allow for what architectures were measured to differ by. A second run narrows them most."
+        "study, and intervals allow for what architectures were measured to differ by. Only a second run measures it."
     )
 
 
