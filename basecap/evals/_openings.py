@@ -1,6 +1,6 @@
 """The first tokens of held-out documents, and the losses on them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
@@ -43,6 +43,7 @@ def losses_of_each(
     return np.split(losses_of(model, context, np.concatenate(parts), tokens_per_batch), ends)
 
 
-def largest_batch(length: int, tokens_per_batch: int) -> np.ndarray:
-    """Return zeros of the shape of the largest batch of `losses_of`, int64 [N, length]."""
-    return np.zeros((max(1, tokens_per_batch // length), length), np.int64)
+def largest_batch(held: Iterable[np.ndarray], tokens_per_batch: int) -> np.ndarray:
+    """Return zeros of the shape of the largest batch of `losses_of` for any of these rows, int64 [N, length]."""
+    rows = max(held, key=len)
+    return np.zeros_like(rows[: max(1, tokens_per_batch // rows.shape[1])])

@@ -86,10 +86,11 @@ class ContextCopying(SharedEvaluation[PreparedData]):
         return Outcome(measurements=measurements)
 
     def trial(self, model: LanguageModel, context: Context[PreparedData]) -> None:
-        """Compute the losses of one batch."""
-        length = _length(self.config, context.data, model.config.max_length)
-        tokens = self.config.tokens_per_batch
-        losses_of(model, context, largest_batch(2 * length, tokens), tokens)
+        """Compute the losses of the largest batch."""
+        held = self._openings(context.data, model.config.max_length).values()
+        if read := [np.tile(rows, 2) for rows in held if len(rows) > 1]:
+            tokens = self.config.tokens_per_batch
+            losses_of(model, context, largest_batch(read, tokens), tokens)
 
     def _openings(self, data: PreparedData, longest: int) -> dict[str, np.ndarray]:
         """Return the start of each domain's documents for models of `longest` tokens: int64 [documents, length]."""

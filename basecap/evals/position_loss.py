@@ -63,9 +63,10 @@ class PositionLoss(SharedEvaluation[PreparedData]):
         return Outcome(measurements=measurements)
 
     def trial(self, model: LanguageModel, context: Context[PreparedData]) -> None:
-        """Compute the losses of one batch."""
+        """Compute the losses of the largest batch."""
         length, tokens = self._length(model.config.max_length), self.config.tokens_per_batch
-        losses_of(model, context, largest_batch(length, tokens), tokens)
+        held = [self._rows(context.data, domain, length) for domain in context.data.domains]
+        losses_of(model, context, largest_batch(held, tokens), tokens)
 
     def _length(self, longest: int) -> int:
         return min(self.config.length or longest, longest)

@@ -36,6 +36,18 @@ def test_the_share_is_that_of_the_two_readings(context, model):
     assert found["code"].stderr == pytest.approx(jackknife, rel=0.2)
 
 
+@pytest.mark.parametrize("tokens", [72, 32_768])
+@pytest.mark.parametrize("name", ["copying", "position-loss"])
+def test_a_trial_reads_the_largest_batch(context, model, monkeypatch, name, tokens):
+    shapes, own = [], model.token_losses
+    monkeypatch.setattr(model, "token_losses", lambda x, y: shapes.append(tuple(x.shape)) or own(x, y))
+    evaluation = build_evaluation({name: {"length": 12, "documents": 5, "tokens_per_batch": tokens}})
+    evaluation.run(model, context)
+    read, shapes[:] = max(shapes), []
+    evaluation.trial(model, context)
+    assert shapes == [read]
+
+
 def test_a_model_that_copies_has_a_share_near_one(context, model, monkeypatch):
     def losses(inputs, targets):
         seen = inputs.shape[1] // 2

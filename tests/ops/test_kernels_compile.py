@@ -50,18 +50,18 @@ B, T, H = 2, 256, 4
 
 
 # Kernels of Triton are compiled to LLVM's code, which is all that depends on them but what an assembler makes of it.
-# After a change of kernels also `python -m tests.ops.test_kernels_compile float32 all` and `bfloat16 all`, which take a
-# minute and two and go on to a GPU's code: what they compile beside this, a card tests in their stead.
+# After a change of kernels also `python -m tests.ops.test_kernels_compile float32` and `bfloat16`, which take a minute
+# and two and go on to a GPU's code: what they compile beside this, a card tests in their stead.
 # `python -m tests.ops.kernels_on_cards` compiles all of them for other cards.
-@pytest.mark.parametrize(("dtype", "part"), [("bfloat16", "top1_chunk"), ("bfloat16", "others")])
-def test_kernels_compile(dtype: str, part: str, tmp_path: Path, pytestconfig: pytest.Config):
+@pytest.mark.timeout(600)  # a minute where it has a core to itself
+def test_kernels_compile(tmp_path: Path, pytestconfig: pytest.Config):
     pytest.importorskip("triton")
     # Kept from run to run, by the source of a kernel, its options, Triton and the assembler: what is there compiled.
     store = getattr(pytestconfig, "cache", None)
     compiled = tmp_path if store is None else store.mkdir("triton")
     environment = os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(compiled)}
-    command, root = [sys.executable, "-m", "tests.ops.test_kernels_compile", dtype, part], Path(__file__).parents[2]
-    done = subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True, timeout=280, check=False)
+    command, root = [sys.executable, "-m", "tests.ops.test_kernels_compile", "suite"], Path(__file__).parents[2]
+    done = subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True, timeout=580, check=False)
     assert done.returncode == 0, done.stderr
 
 
@@ -262,12 +262,13 @@ def launch_more_wkv7(dtype: torch.dtype) -> None:
     launch_wkv7(dtype, wkv7)
 
 
-#: By the part that launches them; "all" has all.
-LAUNCHES = {
-    function: "by hand" if "_more_" in name else "top1_chunk" if function is launch_top1_chunk else "others"
+LAUNCHES = [
+    function
     for name, function in sorted(globals().items())
     if name.startswith("launch_") and function not in (launch_settings, launch_widths)
-}
+]
+#: What the suite leaves to those who change kernels.
+BY_HAND = (launch_more_top1_chunk, launch_more_wkv6, launch_more_wkv7)
 
 #: By another card the launches that the suite has for it; `kernels_on_cards` has all.
 ELSEWHERE = {
@@ -312,36 +313,33 @@ def wrong_in_the_end(kernel: Any, compiled: Any, options: dict) -> str:
     return wrong(kernel, compiled, options)
 
 
-def main(dtype: torch.dtype, part: str) -> None:
-    """Compile kernels: of `top1_chunk` in the sizes of the suite, of the other operators, or of all in every size.
+def main(dtype: torch.dtype, suite: bool) -> None:
+    """Compile kernels: all in every size, or in the sizes of the suite and a few for other cards that need most there.
 
-    Fails if one cannot be launched or, in bfloat16, which all take, was not. With the others go a few for other cards,
-    those that need most there. Only "all" compiles kernels of Triton further than to LLVM's code.
+    Fails if one cannot be launched or, in bfloat16, which all take, was not. The suite compiles kernels of Triton no
+    further than to LLVM's code.
     """
-    found = pretend("H200", wrong_in_the_end if part == "all" else wrong)
-    if part != "all":
+    found = pretend("H200", wrong if suite else wrong_in_the_end)
+    if suite:
         stop_at_llvm()
-    for launch, own_part in LAUNCHES.items():
-        if part in ("all", own_part):
+    for launch in LAUNCHES:
+        if not (suite and launch in BY_HAND):
             launch(dtype)
     faults: dict[str, str] = {}
     for kernel, _, fault in found:
         faults[kernel] = faults.get(kernel) or fault
     report = [f"{name} {fault}" for name, fault in faults.items() if fault]
-    if part == "others":
-        for card, launches in ELSEWHERE.items():
-            found = pretend(card)
-            for launch in launches:
-                launch(dtype)
-            report += [f"{kernel} {fault} ({card})" for kernel, _, fault in found if fault]
+    for card, launches in ELSEWHERE.items() if suite else ():
+        found = pretend(card)
+        for launch in launches:
+            launch(dtype)
+        report += [f"{kernel} {fault} ({card})" for kernel, _, fault in found if fault]
     if dtype == torch.bfloat16:
-        of_part = {name for name in kernels() if name.startswith("basecap.ops.top1_chunk.") == (part == "top1_chunk")}
-        own = kernels() if part == "all" else of_part
-        report += [f"{name} is launched by nothing in this file" for name in sorted(own - faults.keys())]
+        report += [f"{name} is launched by nothing in this file" for name in sorted(kernels() - faults.keys())]
         report += [f"{name} is launched: call it ..._kernel" for name in sorted(faults.keys() - kernels())]
     if report:
         sys.exit("\n".join(report))
 
 
 if __name__ == "__main__":
-    main(getattr(torch, sys.argv[1]), sys.argv[2])
+    main(torch.bfloat16 if sys.argv[1] == "suite" else getattr(torch, sys.argv[1]), sys.argv[1] == "suite")
