@@ -109,16 +109,19 @@ def _evals(full: bool) -> list[dict[str, Any]]:
 
 def _tasks(full: bool) -> list[dict[str, Any]]:
     """Synthetic tasks that a study takes under task.train and task.test."""
+    from basecap.plugins import faults
     from basecap.tasks import TASKS, build_task
 
     rows = []
     for name, entry in TASKS.items():
         task = build_task(name)
-        row = {"name": name, "cells": len(task.grid()), "token ids": task.vocabulary, "summary": entry.summary}
+        with faults(f"task {name!r} cannot list its cells"):
+            grid = task.grid()
+        row = {"name": name, "cells": len(grid), "token ids": task.vocabulary, "summary": entry.summary}
         if full:
             row |= {
                 "options": task.config.model_dump(),
-                "grid": task.grid(),
+                "grid": grid,
                 "readout": task.readout,
                 "source": entry.source,
                 "origin": TASKS.origin(name),
@@ -141,12 +144,14 @@ def is_task(name: str) -> bool:
 def _domains(full: bool) -> list[dict[str, Any]]:
     """Domains of text that a study takes under data.train and data.ood, by their source."""
     from basecap.data.sources import SOURCES
+    from basecap.plugins import faults
 
     rows = []
     for name, entry in SOURCES.items():
         unknown = "(folders of data.path)" if "path" in entry.reads else "(as named on the hub)"
         for domain in entry.known_domains or (unknown,):
-            about = entry.about(domain)
+            with faults(f"source {name!r} cannot describe {domain!r}"):
+                about = entry.about(domain)
             rows.append({"source": name, "domain": domain, **(about if full else {"summary": about["summary"]})})
     return rows
 

@@ -1,12 +1,30 @@
 """The lists name everything that a study can name."""
 
+import pytest
+
 from basecap.cli.lists import CATALOGUES
 from basecap.data.sources import SOURCES
+from basecap.errors import ConfigError
+from basecap.tasks import build_task
 from basecap.train.config import TrainConfig
 
 
 def test_every_source_is_listed():
     assert {row["source"] for row in CATALOGUES["domains"](False)} == set(SOURCES.names())
+
+
+def test_what_a_plugin_cannot_say_of_itself_is_named(monkeypatch):
+    def fails(self, domain=None):
+        return 1 / 0
+
+    monkeypatch.setattr(type(build_task("mqar")), "grid", fails)
+    with pytest.raises(
+        ConfigError, match=r"^task 'mqar.*' cannot list its cells: ZeroDivisionError: division by zero;"
+    ):
+        CATALOGUES["tasks"](False)
+    monkeypatch.setattr(SOURCES.get("installed"), "about", fails)
+    with pytest.raises(ConfigError, match=r"^source 'installed' cannot describe '.*': ZeroDivisionError: division by"):
+        CATALOGUES["domains"](False)
 
 
 def test_every_key_of_a_study_is_listed_with_its_default_and_meaning():

@@ -79,6 +79,14 @@ class Verses(Source):
     ("old", "new", "line", "words"),
     [
         ('yield Document("a", "train", "a")', 'yield {}["text"]', 12, "cannot read 'all': KeyError: 'text'"),
+        ('yield Document("a", "train", "a")', 'yield "a"', None, "cannot read 'all': TypeError: read yields str, not"),
+        (
+            '"train"',
+            '"training"',
+            12,
+            "cannot read 'all': ValueError: a document has the split 'training'; give one of",
+        ),
+        (', "a")', ", 5)", 12, "cannot read 'all': ValueError: the text of a document is int, not str"),
         ('[Part("all")]', '{}["parts"]', 9, "fails: KeyError: 'parts'"),
         ("super().__init__(config)", "config.url", 6, "cannot be opened: AttributeError: 'DataConfig' object has no"),
     ],
@@ -104,4 +112,4 @@ class Fails(Source):
     with pytest.raises(DataError) as failed:
         prepare(config, tmp_path / "cache")
     assert str(failed.value).startswith(f"source 'test-fails' {words}")
-    assert str(failed.value).endswith(f" ({plugin}:{line}); fix it.")
+    assert str(failed.value).endswith(f" ({plugin}:{line}); fix it." if line else "; fix it.")

@@ -33,6 +33,13 @@ class Document:
     text: str
     cluster: str | None = None
 
+    def __post_init__(self) -> None:
+        """Raise ValueError for what would be lost, or written wrongly, without a word."""
+        if self.split not in SPLITS:
+            raise ValueError(f"a document has the split {self.split!r}; give one of {', '.join(SPLITS)}")
+        if not isinstance(self.text, str):
+            raise ValueError(f"the text of a document is {type(self.text).__name__}, not str")
+
 
 @dataclass(frozen=True)
 class Part:
@@ -111,7 +118,10 @@ class Source(ABC):
     def documents(self, part: Part) -> Iterator[Document]:
         """Yield what `read` does; raises DataError, with the line of a plugin, for whatever its code may raise."""
         with faults(f"source {self.config.source!r} cannot read {part.name!r}", DataError):
-            yield from self.read(part)
+            for document in self.read(part):
+                if not isinstance(document, Document):
+                    raise TypeError(f"read yields {type(document).__name__}, not Document")
+                yield document
 
     def keys(self, part: Part) -> tuple[str, ...]:
         """Return keys to suggest for `data.cluster`, none if they are unknown."""
