@@ -20,7 +20,7 @@ def bigram_loss(data: PreparedData, seq_len: int) -> float:
     """
     size = data.tokenizer.vocab_size
     rows = max(1, min(TOKENS, data.train.tokens) // seq_len)
-    counted = data.train.batch(0, 0, rows, seq_len).numpy()
+    counted = data.train.opening(rows, seq_len)
     pairs, counts = np.unique(counted[:, :-1] * size + counted[:, 1:], return_counts=True)
     followers = np.bincount(pairs // size, minlength=size)
     total = np.bincount(pairs // size, weights=counts, minlength=size)

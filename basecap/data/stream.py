@@ -65,6 +65,12 @@ class TrainStream:
         first = step * batch + rank * share
         return torch.from_numpy(np.stack([self._row(seed, row, seq_len) for row in range(first, first + share)]))
 
+    def opening(self, rows: int, seq_len: int) -> np.ndarray:
+        """Return the first rows of seed 0, int64 [rows, seq_len + 1], in any order: a whole text takes one read."""
+        if len(self._rings) == 1 and rows == self.tokens // seq_len:
+            return self._rings[0].epoch(seq_len)
+        return self.batch(0, 0, rows, seq_len).numpy()
+
     def _row(self, seed: int, row: int, seq_len: int) -> np.ndarray:
         turn, place = divmod(row, self._round)
         place = permuted(place, self._round, seed, turn) if len(self._rings) > 1 else place
@@ -93,6 +99,11 @@ class _Ring:
         offset = _keyed(seed, epoch, pool, 0) % self.size
         start = offset + seq_len * permuted(index, windows, seed, epoch, pool)
         return self._read(start % self.size, seq_len + 1)
+
+    def epoch(self, seq_len: int) -> np.ndarray:
+        """Return the windows of the first epoch of seed 0 in the order of the text: int64 [windows, seq_len + 1]."""
+        text = self._read(_keyed(0, 0, 0, 0) % self.size, self.size // seq_len * seq_len + 1)
+        return np.lib.stride_tricks.sliding_window_view(text, seq_len + 1)[::seq_len]
 
     def _read(self, start: int, count: int) -> np.ndarray:
         pieces = []

@@ -54,6 +54,16 @@ def test_epochs_and_seeds_differ():
     assert len(set(jumps)) == 4 and max(jump.count(8) for jump in jumps) < 10  # windows are read in random order
 
 
+@pytest.mark.parametrize("weights", [None, {"a": 3.0, "b": 1.0}])
+@pytest.mark.parametrize(("rows", "seq_len"), [(57, 7), (56, 7), (4, 100), (1, 400), (2, 250)])
+def test_the_opening_has_the_first_rows(rows: int, seq_len: int, weights: dict[str, float] | None):
+    stream = TrainStream({"a": arrays(130, 120), "b": arrays(150, start=250)}, weights if seq_len <= 150 else None)
+    found, expected = (
+        sorted(map(tuple, x.tolist())) for x in (stream.opening(rows, seq_len), stream.batch(0, 0, rows, seq_len))
+    )
+    assert found == expected
+
+
 @settings(max_examples=25, deadline=None)
 @given(world=st.sampled_from([1, 2, 3, 6]), step=st.integers(0, 400), weighted=st.booleans())
 def test_ranks_share_the_batch_of_one_process(world: int, step: int, weighted: bool):
