@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -339,7 +340,7 @@ def main() -> None:
     except (BasecapError, UsageError) as error:
         if debug:
             raise
-        message = str(error) if isinstance(error, BasecapError) else usage_message(error)
+        message = str(error) if isinstance(error, BasecapError) else usage_message(error, _called(arguments))
         if message:  # empty after `--help`
             typer.echo(f"error: {message}", err=True)
         sys.exit(2)
@@ -352,6 +353,18 @@ def main() -> None:
             f"error: {error.filename} cannot be read ({error.strerror}); fix that or give another path.", err=True
         )
         sys.exit(2)
+
+
+def _called(arguments: Sequence[str]) -> str:
+    """Return the part of the command line that names a command."""
+    command: Any = typer.main.get_command(app)
+    path = ["basecap"]
+    for word in arguments:
+        command = getattr(command, "commands", {}).get(word)
+        if command is None:
+            break
+        path.append(word)
+    return " ".join(path)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

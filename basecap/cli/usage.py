@@ -26,8 +26,11 @@ def refuse_empty(arguments: Sequence[str]) -> None:
         before = argument
 
 
-def usage_message(error: Any) -> str:
-    """Return typer's message about invalid arguments as one sentence, empty when it printed the help instead."""
+def usage_message(error: Any, called: str = "basecap") -> str:
+    """Return typer's message about invalid arguments as one sentence, empty when it printed the help instead.
+
+    `called` is the command, which an error of the parser does not know.
+    """
     message = error.format_message().replace(": Input should", ": should", 1).replace(": Value error, ", ": ", 1)
     message = re.sub(r" \(Possible options: (.*)\)$", r"; did you mean \1?", message[:1].lower() + message[1:])
     message = message.replace(". Did you mean", "; did you mean")
@@ -39,5 +42,5 @@ def usage_message(error: Any) -> str:
     elif message.startswith("unexpected argument"):
         known = {option for parameter in error.ctx.command.params for option in parameter.opts}
         message += "".join(f"; write {option} NAME" for option in ("--mixer", "--only") if option in known)
-    command = error.ctx.command_path if error.ctx else "basecap"
+    command = error.ctx.command_path if error.ctx else called
     return message and f"{message.rstrip('.')} (see `{command} --help`)."

@@ -305,6 +305,7 @@ def test_data_inspect_shows_examples_of_a_task(basecap):
         (("plan", "quickstart", "--only", ""), "error: the value of --only is empty; give one, or leave it out"),
         (("plan", "x" * 300), "x cannot be read (File name too long); fix that"),
         (("run",), "(see `basecap run --help`)."),
+        (("data", "inspect", "--set"), "option '--set' requires an argument (see `basecap data inspect --help`)."),
         (("check", "mine.py"), "write --plugin mine.py (see `basecap check --help`)."),
         (("data", "prepar"), "no such command 'prepar'"),
         (("--frob",), "--frob"),
