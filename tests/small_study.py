@@ -1,6 +1,7 @@
 """Made-up text in three domains, and a study of it that trains in seconds."""
 
 import random
+from functools import cache
 from pathlib import Path
 
 WORDS = {
@@ -12,13 +13,17 @@ WORDS = {
 
 def write_text(root: Path, documents: int = 60, words: int = 60) -> Path:
     """Write one folder of text files per domain."""
-    for domain, vocabulary in WORDS.items():
-        source = random.Random(domain)
-        for index in range(documents):
-            path = root / domain / f"{index}.txt"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(" ".join(source.choice(vocabulary) for _ in range(words)))
+    for domain in WORDS:
+        (root / domain).mkdir(parents=True, exist_ok=True)
+        for index, text in enumerate(_texts(domain, documents, words)):
+            (root / domain / f"{index}.txt").write_text(text)
     return root
+
+
+@cache
+def _texts(domain: str, documents: int, words: int) -> list[str]:
+    source = random.Random(domain)
+    return [" ".join(source.choice(WORDS[domain]) for _ in range(words)) for _ in range(documents)]
 
 
 def small_study(text: Path) -> dict:
