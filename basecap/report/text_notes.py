@@ -15,7 +15,7 @@ def notes(study: TextResults) -> list[tuple[str, str]]:
     if not rows:
         return []
     return [
-        *(_verdicts(study, rows[0]) if study.ood_domains else []),
+        *(_verdicts(study, rows[0]) if study.ood_domains else _alike(study, rows[0])),
         ("Intervals", _intervals(study, rows)),
         (
             "As if trained on",
@@ -25,6 +25,18 @@ def notes(study: TextResults) -> list[tuple[str, str]]:
         ("Weighted gap", "domains count by how precisely they are measured, with the same weights in every row."),
         ("Trained range", _range(study)),
     ]
+
+
+def _alike(study: TextResults, row: Row) -> list[tuple[str, str]]:
+    found = row.gap
+    if found is None or found.tolerance is None:
+        return []
+    text = (
+        f"the whole interval lies within the tolerance, {found.tolerance:.3f} nats above 0 or below: what "
+        f'{100 * study.cost:g} % of the tokens of {study.reference} are worth. "No measurable difference" says less: '
+        "the interval includes 0, and larger differences too."
+    )
+    return [("Alike", text)]
 
 
 def _verdicts(study: TextResults, row: Row) -> list[tuple[str, str]]:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from basecap.analysis.results import IN_PART, StudyResults, SweepRow, TextResults
 from basecap.analysis.rows import Estimate, Gap, Row, grouped
-from basecap.analysis.text.reasons import REFERENCE, undecided
+from basecap.analysis.text.reasons import REFERENCE, alike, undecided
 from basecap.report.maturity_text import rising_text
 from basecap.report.table_rows import measured_on
 from basecap.system.progress import duration
@@ -74,10 +74,13 @@ def headline(study: TextResults) -> str:
     if study.ood_domains:
         return f"Out of domain at equal pre-training loss, compared with {reference}: {'; '.join(parts)}."
     higher, lower, same = _sides(study)
+    equal = [row.name for row in study.comparisons if row.name in same and row.gap is not None and alike(row.gap)]
+    same = [name for name in same if name not in equal]
     without = [row.name for row in study.comparisons if row.gap is None and row.verdict == "none"]
     parts = [
         *([f"{listed(higher)} {'have' if len(higher) > 1 else 'has'} a higher held-out loss"] if higher else []),
         *([f"{listed(lower)} {'have' if len(lower) > 1 else 'has'} a lower held-out loss"] if lower else []),
+        *([f"{_all_or_listed(study, equal)} {'are' if len(equal) > 1 else 'is'} alike"] if equal else []),
         *([f"{listed(same)} {'show' if len(same) > 1 else 'shows'} no measurable difference"] if same else []),
         *([f"{listed(without)} {'are' if len(without) > 1 else 'is'} not compared"] if without else []),
         *parts,

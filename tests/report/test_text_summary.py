@@ -2,9 +2,12 @@
 
 from dataclasses import replace
 
+import pytest
+
 from basecap.analysis.results import Overlap, Point, SweepRow
 from basecap.analysis.rows import CopyingShares, Direction, DomainGap, GapPart, Interval, LeftOut
 from basecap.analysis.sequential import AddedRuns, Looks
+from basecap.analysis.text.reasons import of
 from basecap.records.token_classes import CLASSES
 from basecap.report.controls import controls_text
 from basecap.report.maturity_text import copies_text, direction_text, maturity_text
@@ -68,16 +71,31 @@ def test_the_scale_of_a_few_steps_asks_for_no_more_evaluation_points():
     assert summarise(replace(found, points=[])).headline.startswith("Nothing can be compared with base yet")
 
 
+@pytest.mark.parametrize(
+    ("value", "half", "words"),
+    [
+        (0.01, 0.05, "alike: any difference is smaller than the tolerance of 0.100 nats"),
+        (0.01, 0.08, "no measurable difference"),  # the tolerance is uncertain by 0.01
+        (-0.06, 0.05, "lower held-out loss at equal training loss"),
+        (0.04, 0.03, "higher held-out loss at equal training loss, by less than the tolerance of 0.100 nats"),
+    ],
+)
+def test_differences_of_a_mixed_study_in_words(value, half, words):
+    assert of(row("a", value, half, "none"), MATURE) == words
+
+
 def test_a_mixed_study_states_differences_and_no_verdict():
     rows = [row("a", 0.3, 0.1, "none"), row("b", -0.3, 0.1, "none"), row("c", 0.0, 0.1, "none")]
+    rows.append(row("f", 0.01, 0.05, "none"))
     rows.append(without_gap("d", "behind", "its loss is high"))
     rows.append(without_gap("e", "none", "it has 3 evaluation points"))
     assert headline(study(*rows, mixed=True)) == (
         "Compared with base at equal training loss: a has a higher held-out loss; b has a lower held-out loss; "
-        "c shows no measurable difference; e is not compared; d is behind. "
+        "f is alike; c shows no measurable difference; e is not compared; d is behind. "
         "This study trains on every domain that it tests, so there is no verdict."
     )
-    assert "Tolerance" not in dict(notes(study(*rows, mixed=True)))
+    terms = dict(notes(study(*rows, mixed=True)))
+    assert "Tolerance" not in terms and "0.100 nats" in terms["Alike"]
 
 
 def test_undecided_rows_are_grouped_by_reason_with_what_would_decide_them():

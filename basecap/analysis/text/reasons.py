@@ -6,6 +6,7 @@ from dataclasses import replace
 from basecap.analysis.rows import CopyingShares, Gap, Maturity, Row
 from basecap.analysis.text.draws import FEWEST_DOCUMENTS, FEWEST_OF_A_DOMAIN
 from basecap.analysis.text.gap import FEWEST_POINTS
+from basecap.analysis.text.power import NORMAL
 from basecap.names import TEST
 from basecap.system.progress import duration
 
@@ -216,11 +217,26 @@ def of(row: Row, maturity: Maturity) -> str:
     return f"{undecided(found)}; {_more(row, overfits=maturity.rises is not None)}"
 
 
+def alike(found: Gap) -> bool:
+    """Return whether the whole interval lies within the tolerance, above 0 and below it.
+
+    A test of equivalence (Schuirmann, 1987) at the level of the interval. The tolerance's own error is counted.
+    """
+    if found.tolerance is None or found.tolerance_error is None:
+        return False
+    limit = found.tolerance - NORMAL * found.tolerance_error
+    return -limit < found.low and found.high < limit
+
+
 def _difference(found: Gap) -> str:
     """Say what the gap of a study without an unseen domain is: there is no verdict."""
+    within = alike(found)
     if found.low <= 0 <= found.high:
+        if within:
+            return f"alike: any difference is smaller than the tolerance of {found.tolerance:.3f} nats"
         return "no measurable difference"
-    return f"{'higher' if found.low > 0 else 'lower'} held-out loss at equal training loss"
+    text = f"{'higher' if found.low > 0 else 'lower'} held-out loss at equal training loss"
+    return f"{text}, by less than the tolerance of {found.tolerance:.3f} nats" if within else text
 
 
 def _keeps(found: Gap) -> str:
