@@ -52,12 +52,12 @@ def ssd_mimo(
     Raises:
         ConfigError: shapes, dtypes or devices that do not match, or an unavailable backend.
     """
-    given = {
+    given = {  # without _asdict, which PyTorch 2.8 cannot trace
         "q": q_BTRGK,
         "k": k_BTRGK,
         "v": v_BTRHV,
-        **strengths._asdict(),
-        **({} if heads is None else heads._asdict()),
+        **dict(zip(Strengths._fields, strengths, strict=True)),
+        **({} if heads is None else dict(zip(Heads._fields, heads, strict=True))),
     }
     _validate(given)
     (B, T, _, H, V), K, dtype = v_BTRHV.shape, q_BTRGK.shape[4], v_BTRHV.dtype
