@@ -230,13 +230,24 @@ class _Worker:
         context = multiprocessing.get_context(START_METHOD)
         self.pool = ProcessPoolExecutor(1, context, _prepare_worker, (self.start,))
         self.pools.callback(self.pool.shutdown, cancel_futures=True)
-        return self.pool.submit(_do, job, item)
+        with _sigint_blocked():
+            return self.pool.submit(_do, job, item)
 
     def await_end(self) -> None:
         """Wait until a killed process is gone: a pool reports that while the system still frees the process's locks."""
         if self.pool is not None:
             self.pool.shutdown()
             self.pool = self.kind = None
+
+
+@contextlib.contextmanager
+def _sigint_blocked() -> Iterator[None]:
+    """Block SIGINT in processes that this thread starts, as they import the main module; here it comes afterwards."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 #: An item and the worker that does its job.
@@ -249,6 +260,7 @@ _pending: list[tuple[bytes, Any]] = []
 def _prepare_worker(start: bytes) -> None:
     """Imports nothing of its own: a signal ends this process without a word until its first job."""
     _pending.append((start, signal.signal(signal.SIGINT, signal.SIG_IGN)))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 

@@ -54,3 +54,8 @@ def wait_for(paths: tuple[str, str]) -> str:
         time.sleep(0.005)
     second.touch()
     return second.name
+
+
+def blocked(_: int) -> set[int]:
+    """Return the signals that this process does not receive."""
+    return {*signal.pthread_sigmask(signal.SIG_BLOCK, [])}

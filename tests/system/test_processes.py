@@ -25,6 +25,21 @@ def test_a_worker_begins_once_and_does_job_after_job():
     assert len({process for *_, process in found}) == 1
 
 
+def test_a_worker_that_starts_ignores_ctrl_c():
+    def press() -> None:
+        while not (children := multiprocessing.active_children()):
+            time.sleep(0.001)
+        for child in children:
+            os.kill(child.pid, signal.SIGINT)
+
+    pressing = threading.Thread(target=press)
+    pressing.start()
+    with WorkerPool(jobs.begin, ["alone"]) as pool:
+        ((_, future),) = pool.run(jobs.blocked, [1])
+    pressing.join()
+    assert signal.SIGINT not in future.result() | jobs.blocked(1)
+
+
 def test_workers_work_side_by_side_and_results_come_as_they_end_or_in_order(tmp_path: Path):
     there, first, second = (str(tmp_path / name) for name in ("there", "first", "second"))
     Path(there).touch()
