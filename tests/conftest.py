@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 from collections.abc import Callable, Iterator
+from multiprocessing import forkserver
 from pathlib import Path
 
 import pytest
@@ -102,6 +103,7 @@ def quick_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let workers be forks of a process that has imported everything, which takes each of them seconds."""
     from tests.forks import FORKS
 
+    forkserver.ensure_running()  # a pool would start it while SIGINT is blocked, and so would be all later forks
     monkeypatch.setattr("basecap.system.processes.START_METHOD", FORKS.get_start_method())
 
 
