@@ -143,8 +143,10 @@ def test_a_file_that_cannot_be_written_is_refused_before_anything_runs(command: 
 
 
 def test_a_file_without_permission_is_refused_before_anything_runs(monkeypatch: pytest.MonkeyPatch, tmp_path):
-    monkeypatch.setattr("os.access", lambda path, mode: path != tmp_path)
-    done = CliRunner().invoke(app, ["bench", "ops", "--device", "cpu", "--json", str(tmp_path / "found.json")])
+    file = tmp_path / "found.json"
+    file.write_text("{}")
+    monkeypatch.setattr("os.access", lambda path, mode: path != file)
+    done = CliRunner().invoke(app, ["bench", "ops", "--device", "cpu", "--json", str(file)])
     assert isinstance(done.exception, ConfigError) and "cannot be written" in str(done.exception)
 
 
