@@ -136,17 +136,9 @@ def test_sizes_below_one_are_refused(option: str):
 
 
 @pytest.mark.parametrize("command", ["models", "ops"])
-@pytest.mark.parametrize("file", ["none/found.json", "."])
+@pytest.mark.parametrize("file", ["none/found.json", ".", "/proc/found.json"])
 def test_a_file_that_cannot_be_written_is_refused_before_anything_runs(command: str, file: str, tmp_path):
     done = CliRunner().invoke(app, ["bench", command, "--device", "cpu", "--json", str(tmp_path / file)])
-    assert isinstance(done.exception, ConfigError) and "cannot be written" in str(done.exception)
-
-
-def test_a_file_without_permission_is_refused_before_anything_runs(monkeypatch: pytest.MonkeyPatch, tmp_path):
-    file = tmp_path / "found.json"
-    file.write_text("{}")
-    monkeypatch.setattr("os.access", lambda path, mode: path != file)
-    done = CliRunner().invoke(app, ["bench", "ops", "--device", "cpu", "--json", str(file)])
     assert isinstance(done.exception, ConfigError) and "cannot be written" in str(done.exception)
 
 
