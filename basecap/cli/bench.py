@@ -78,7 +78,9 @@ def bench_models(
         int | None,
         typer.Option(min=1, max=LARGEST, help=f"tokens per sequence (default: the study's, {LENGTH} without one)"),
     ] = None,
-    batch: Annotated[int, typer.Option(min=1, max=LARGEST, help="sequences per step")] = 16,
+    batch: Annotated[
+        int | None, typer.Option(min=1, max=LARGEST, help="sequences per step (default: 16, on a CPU 1)")
+    ] = None,
     peer: Annotated[bool, typer.Option("--peer", help="also flash-linear-attention's own models, uncompiled")] = False,
     device: Device = None,
     json_file: JsonFile = None,
@@ -95,8 +97,9 @@ def bench_models(
     load_plugins(plugin)
     models = _contenders(study, only, scale, hidden, length)
     first = next(iter(models.values()))
-    setting = BenchSetting(hidden=first.hidden, vocab=first.vocab, length=first.max_length, batch=batch)
     place = choose_device(device)
+    size = batch or (1 if place.type == "cpu" else 16)
+    setting = BenchSetting(hidden=first.hidden, vocab=first.vocab, length=first.max_length, batch=size)
     if said := announcement(operations(models, setting), place):
         log(said)
     found = bench(models, setting, device=place, peer=peer, save=partial(store, path=json_file))

@@ -135,6 +135,14 @@ def test_sizes_below_one_are_refused(option: str):
     assert CliRunner().invoke(app, ["bench", "models", "--device", "cpu", option]).exit_code == 2
 
 
+def test_a_cpu_trains_on_one_sequence_by_default(monkeypatch: pytest.MonkeyPatch):
+    batches = []
+    monkeypatch.setattr(models, "run", lambda _, setting, **options: batches.append(setting.batch) or {"rows": []})
+    for more in ([], ["--batch", "3"]):
+        CliRunner().invoke(app, ["bench", "models", "--device", "cpu", "--only", "transformer++", *more])
+    assert batches == [1, 3]
+
+
 @pytest.mark.parametrize("command", ["models", "ops"])
 @pytest.mark.parametrize("file", ["none/found.json", ".", "/proc/found.json"])
 def test_a_file_that_cannot_be_written_is_refused_before_anything_runs(command: str, file: str, tmp_path):
