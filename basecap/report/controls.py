@@ -8,7 +8,12 @@ UNSEEN = "so nothing shows that this study would see a loss of capability"
 
 
 def controls_text(study: TextResults) -> list[str]:
-    """Return a sentence or two for each control of a study that has runs: whether its gap lies above the tolerance."""
+    """Return a sentence or two for each control of a study that has runs: whether its gap lies above the tolerance.
+
+    Controls are worse on unseen domains; nothing is said of them where a study trains on every domain.
+    """
+    if not study.ood_domains:
+        return []
     young = study.maturity is not None and study.maturity.state != "mature"
     fails = f"the control fails{' at this age' if young else ''}, {UNSEEN}"
     return [f"Control: {_found(row, fails)}." for row in study.comparisons if row.name in study.controls]

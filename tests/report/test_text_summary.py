@@ -304,6 +304,7 @@ def test_a_control_tells_whether_the_study_sees_a_loss():
     assert said(without)[0].endswith(f"has a gap of +0.300 nats (+0.200 … +0.400) and nothing to judge it by, {unseen}")
     assert not any("Control" in text for text in summarise(study(row("a", 0.3, 0.1, "early"))).reasons)
     assert controls_text(study(controls=["not trained"])) == []
+    assert controls_text(study(row("must fail", 0.2, 0.1), mixed=True, controls=["must fail"])) == []
 
 
 def test_a_reference_that_overfits_is_named():
