@@ -240,6 +240,11 @@ class RunRecords:
         """Whether the run, or branch of a run, is at its end; raises DataError when that cannot be read."""
         return (read_json(self.path / "run.json") or {}).get("status") == "finished"
 
+    @property
+    def budget(self) -> int | None:
+        """Tokens of its training, None where they were not recorded; raises DataError when that cannot be read."""
+        return (read_json(self.path / "run.json") or {}).get("tokens")
+
     def append_metrics(self, row: dict[str, Any]) -> None:
         """Append one row: step, tokens, train_loss, lr, grad_norm, tokens_per_s, seconds."""
         self.refuse_left()

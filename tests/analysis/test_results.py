@@ -53,6 +53,15 @@ def test_known_gaps_are_found(tmp_path):
     assert [part.domain for part in rows["same"].domains] == ["arxiv", "github", "stackexchange"]
 
 
+def test_a_run_that_has_trained_to_its_end_counts_before_its_leak_test(tmp_path):
+    write_study(tmp_path, architectures=TWO, documents=60, seeds=(0, 1))
+    run = StudyRecords(tmp_path).run("other", 0)
+    last = run.metrics()[-1]["tokens"]
+    for budget, seeds in ((last, [0, 1]), (last + 1, [1])):
+        change(run.path / "run.json", status="running", tokens=budget)
+        assert only_row(tmp_path).seeds == seeds
+
+
 def test_the_same_records_give_the_same_results(tmp_path):
     write_study(tmp_path, architectures=TWO, documents=60)
     assert analyse([tmp_path]) == analyse([tmp_path])

@@ -126,7 +126,7 @@ def load(run: RunRecords, evals: Sequence[Record], log: TrainingLog, domains: Se
             domain: replace(_joined(run, domain, kept, order), classes=class_losses(own, domain, steps))
             for domain in domains
         },
-        finished=run.finished,
+        finished=run.finished or trained[steps[-1]] >= (run.budget or math.inf),  # its leak test may be to come
         copying=_copying(evals, steps),
     )
     return losses.shortened()
