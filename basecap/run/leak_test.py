@@ -1,5 +1,6 @@
-"""The leak test of a run's trained model. A new process that it needs starts before the end, as that takes seconds."""
+"""The leak test of a trained model. A new process that it needs starts before the end, as its imports take seconds."""
 
+import math
 from contextlib import ExitStack
 from dataclasses import replace
 from types import TracebackType
@@ -21,6 +22,8 @@ from basecap.train.wall_time import WallTime
 
 #: Seconds of training from which a run of a built-in architecture is tested in a new process, which takes seconds.
 LONG = 60.0
+#: Seconds before the end of training at which the new process starts: it imports PyTorch with its compiler.
+AHEAD = 30.0
 
 
 class FinalLeakTest:
@@ -37,6 +40,7 @@ class FinalLeakTest:
         self._evaluation = found if run.task is None and runtime.group.is_leader else None
         self._built_in = built_in(run.model)
         self._process: FreshProcess | None = None
+        self._before: tuple[int, float] | None = None
         self._held = ExitStack()
 
     def __enter__(self) -> "FinalLeakTest":
@@ -49,8 +53,16 @@ class FinalLeakTest:
         self._held.__exit__(kind, error, trace)
 
     def prepare(self, tokens: int) -> None:
-        """Start the new process, if the run needs one, at the last evaluation point but one or after it."""
-        if tokens >= self._run.timetable.tokens[-2:][0]:
+        """Start the new process, if the run needs one, at the evaluation point of `tokens` if the end is near.
+
+        That is so at the last point but one, and where the pace since the point before says `AHEAD` seconds or less.
+        """
+        points, seconds = self._run.timetable.tokens, self._wall.seconds({})["all"]
+        left = math.inf
+        if self._before is not None and tokens > self._before[0]:
+            left = (seconds - self._before[1]) * (points[-1] - tokens) / (tokens - self._before[0])
+        self._before = tokens, seconds
+        if tokens >= points[-2:][0] or left <= AHEAD:
             self._start()
 
     def _start(self) -> None:

@@ -27,7 +27,7 @@ from basecap.train.deterministic import deterministic
 from basecap.train.distributed import SharedError
 from basecap.train.interruption import requested
 from basecap.train.loop import Trainer
-from basecap.train.placement import DevicePlacement
+from basecap.train.placement import DevicePlacement, start_compilers
 from basecap.train.profile import StepProfile
 from basecap.train.wall_time import WallTime
 
@@ -106,23 +106,10 @@ def _record_own_failure(records: RunRecords, run: RunSpec, info: RunInfo, runtim
 
 def _train(run: RunSpec, runtime: Runtime, started: RunInfo, wall: WallTime) -> RunInfo:
     """Train a run to its end, evaluating as it goes; return its info with what its model costs."""
-    device, workload, records = runtime.device, runtime.workloads[run.task], runtime.run_records(run)
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    placement = DevicePlacement.choose(device, runtime.group, run.train.precision)
+    records = runtime.run_records(run)
     with wall.part("start"):
-        model = LanguageModel(run.model, checkpointing=run.train.checkpointing).initialise(run.seed)
         profile = _profile(run, runtime, records)
-        trainer = Trainer(
-            model,
-            run.train,
-            run.seed,
-            workload=workload,
-            records=records,
-            placement=placement,
-            wall=wall,
-            traced=profile.step if profile else nullcontext,
-        )
+        trainer = _trainer(run, runtime, wall, profile)
     context = _context(trainer, run, runtime)
     points = run.timetable.tokens
 
@@ -164,6 +151,24 @@ def _train(run: RunSpec, runtime: Runtime, started: RunInfo, wall: WallTime) -> 
     parameters, state = model.parameters_count(), model.state_bytes(run.length)
     ended = replace(started, status="finished", parameters=parameters, state_bytes=state, stopped=stopped)
     return replace(ended, leak_test=leaks, cuda_graphs=trainer.graphs.record if trainer.graphs else None)
+
+
+def _trainer(run: RunSpec, runtime: Runtime, wall: WallTime, profile: StepProfile | None) -> Trainer:
+    """Build the model of a run on its device, and what trains it."""
+    device = runtime.device
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    start_compilers(device, run.train)
+    return Trainer(
+        LanguageModel(run.model, checkpointing=run.train.checkpointing).initialise(run.seed),
+        run.train,
+        run.seed,
+        workload=runtime.workloads[run.task],
+        records=runtime.run_records(run),
+        placement=DevicePlacement.choose(device, runtime.group, run.train.precision),
+        wall=wall,
+        traced=profile.step if profile else nullcontext,
+    )
 
 
 def _context(trainer: Trainer, run: RunSpec, runtime: Runtime) -> Context:

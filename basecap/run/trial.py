@@ -42,7 +42,7 @@ from basecap.train.deterministic import deterministic
 from basecap.train.diagnose import first_bad_module
 from basecap.train.distributed import error_sentence
 from basecap.train.optim import build_optimiser, clip_gradients, set_learning_rate
-from basecap.train.placement import DevicePlacement, compiles_on
+from basecap.train.placement import DevicePlacement, compiles_on, start_compilers
 
 Found = TypeVar("Found")
 #: Tries runs and yields each of them with what was found.
@@ -163,6 +163,7 @@ def try_run(run: RunSpec, runtime: Runtime) -> Trial:
     Its steps are timed on a CPU, unless the study has its threads. Random generators, the record of ops and the
     device's memory are left as they were.
     """
+    start_compilers(runtime.device, run.train)
     placement = DevicePlacement.choose(runtime.device, runtime.group, run.train.precision)
     trial, failure, raised = Trial(), None, False
     with undisturbed(placement.device), threads.recorded(run, runtime.records, placement.device) as held:

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from basecap.errors import BasecapError, describe_error
+from basecap.mixers import ARCHITECTURES
 from basecap.plugins import load_plugin
 from basecap.system.environment import choose_device, limit_processors
 from basecap.train.checkpoint import load_unaveraged
@@ -80,7 +81,7 @@ class Question:
 
 
 class FreshProcess:
-    """A new process, which imports PyTorch while this one works and then waits for questions."""
+    """A new process, which imports what models need while this one works and then waits for questions."""
 
     _answer: "Future[tuple[bytes, bytes]] | None" = None
 
@@ -161,12 +162,20 @@ def answer() -> None:
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
         found: dict[str, Any]
         try:
+            _import_ahead()
             found = {"losses": [_losses(question) for question in json.load(sys.stdin)]}
         except (BasecapError, MemoryError, torch.OutOfMemoryError) as error:
             found = {"not run": describe_error(error)}
         except (Exception, SystemExit) as error:  # whatever a plugin's code raises
             found = {"raised": describe_error(error)}
         output.write(json.dumps(found).encode())
+
+
+def _import_ahead() -> None:
+    """Import what takes seconds: all mixers, and what PyTorch imports when the first custom operator runs."""
+    import torch._dynamo  # noqa: F401
+
+    ARCHITECTURES.names()
 
 
 @torch.no_grad()

@@ -36,3 +36,15 @@ class DevicePlacement:
 def compiles_on(device: torch.device, config: TrainSection) -> bool:
     """Return whether models are compiled to train on a device."""
     return device.type == "cuda" if config.compile is None else config.compile
+
+
+def start_compilers(device: torch.device, config: TrainSection) -> None:
+    """Start the processes that compile kernels for a GPU, where models are compiled for it.
+
+    They need seconds until they are ready. PyTorch would start them at the first compilation, and compile kernels in
+    this process, one after the other, until then.
+    """
+    if device.type == "cuda" and compiles_on(device, config):
+        from torch._inductor.async_compile import maybe_warm_pool  # seconds, which other runs need not wait
+
+        maybe_warm_pool()

@@ -51,7 +51,8 @@ def test_every_run_is_tested_at_its_end(finished):
     assert not [line for line in remarks(found) if "Leak test" in line]
 
 
-def test_a_new_process_starts_at_the_last_point_but_one(trained, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("ahead", "before"), [(1e9, 1), (-1.0, 2)], ids=["by the pace", "last point but one"])
+def test_a_new_process_starts_before_the_end(ahead, before, trained, tmp_path, monkeypatch):
     points, begin = [], FreshProcess.__init__
 
     def started(process: FreshProcess) -> None:
@@ -61,11 +62,11 @@ def test_a_new_process_starts_at_the_last_point_but_one(trained, tmp_path, monke
 
     monkeypatch.setattr(FreshProcess, "__init__", started)
     monkeypatch.setattr("basecap.run.leak_test.LONG", 0.0)
-    run(trained.parent / "tiny.yaml", tmp_path / "out", ("train.tokens=768",))
-    runs = StudyRecords(tmp_path / "out").runs()
-    assert all(one.info().leak_test["fresh_process"] for one in runs)
-    # two of the three points follow
-    assert len(points) == len(runs) and all(len(steps) == 1 for steps in points)
+    monkeypatch.setattr("basecap.run.leak_test.AHEAD", ahead)
+    run(trained.parent / "tiny.yaml", tmp_path / "out", ("train.tokens=1024",), only=("transformer++",))
+    (own,) = StudyRecords(tmp_path / "out").runs()
+    assert own.info().leak_test["fresh_process"]
+    assert [len(steps) for steps in points] == [before]  # of four points; a pace is known from the second one on
 
 
 def test_runs_of_earlier_versions_are_marked(finished):
