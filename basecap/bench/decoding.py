@@ -10,7 +10,7 @@ import torch
 from basecap.bench.contenders import Contenders, Row, entries, label
 from basecap.bench.models import measure
 from basecap.models.config import ModelConfig
-from basecap.models.decoding_speed import Load, time_alone, time_decoding
+from basecap.models.decoding_speed import Alone, Load, time_alone, time_decoding
 from basecap.models.language_model import LanguageModel
 from basecap.models.outline import outline
 from basecap.system.environment import describe
@@ -51,8 +51,9 @@ def run(
         device: where to run.
         save: called after each row with all that is found so far.
     """
+    alone: dict[str, Alone] = {}  # whatever attention a row chooses
     jobs = [
-        (name, attention, partial(_measure, config, load, device))
+        (name, attention, partial(_measure, name, config, load, device, alone))
         for name, attention, config in entries(contenders, device)
     ]
     found: dict[str, Any] = {"environment": describe(device), "load": asdict(load), "complete": False, "rows": []}
@@ -102,10 +103,10 @@ def _ratios(row: Row) -> Row:
     return {key: row[key] for key in row if " relative to " in key and not key.startswith("alone, ")}
 
 
-def _measure(config: ModelConfig, load: Load, device: torch.device) -> Row:
+def _measure(name: str, config: ModelConfig, load: Load, device: torch.device, alone: dict[str, Alone]) -> Row:
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     model = LanguageModel(config).initialise(0).to(device, dtype).eval()
-    alone = time_alone(model, load)
+    one = alone[name] = alone.get(name) or time_alone(model, load)
     times = time_decoding(model, load)
     state = load.batch * model.state_bytes(load.length)
     read = state + dtype.itemsize * (model.parameters_count() - (0 if config.tied else model.embedding.weight.numel()))
@@ -118,8 +119,8 @@ def _measure(config: ModelConfig, load: Load, device: torch.device) -> Row:
         "decode_tokens_per_s": load.batch / times.token,
         "decode_python_tokens_per_s": load.batch / times.token_python,
         "ms_per_token": 1e3 * times.token,
-        "alone_python_tokens_per_s": 1 / alone.python,
-        **({} if alone.graph is None else {"alone_tokens_per_s": 1 / alone.graph}),
+        "alone_python_tokens_per_s": 1 / one.python,
+        **({} if one.graph is None else {"alone_tokens_per_s": 1 / one.graph}),
         "state_bytes": state,
         "bandwidth": read / times.token / peak if peak else None,
         "peak_memory_gib": torch.cuda.max_memory_allocated(device) / 2**30 if device.type == "cuda" else None,

@@ -113,9 +113,9 @@ def measure(
     """
     rows = found["rows"]
     try:
-        with progress(title, total=len(jobs), unit="models") as advance:
+        with progress(title, total=len(jobs), unit="rows") as advance:
             for name, attention, job in jobs:
-                advance(0, note=name)
+                advance(0, note=label({"architecture": name, "attention": attention}))
                 row = _attempt(partial(with_attention, attention, job))
                 rows.append({"architecture": name, "attention": attention, **row})
                 compare(rows, speeds)

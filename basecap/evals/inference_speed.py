@@ -55,7 +55,7 @@ class InferenceSpeed(Evaluation[Workload]):
     def most_tokens(self, length: int) -> int:
         """Return about how many tokens are read and written, on a GPU with and without compiled code."""
         load = self._load(length)
-        written = load.places * load.tokens
+        written = len(load.starts) * load.tokens
         return 2 * load.batch * (load.repeats + 1) * (load.prompt + written)
 
     def run(self, model: LanguageModel, context: Context[Workload]) -> Outcome:

@@ -142,7 +142,8 @@ class Fox(Mixer):
 
     def _extend(self, x_BTD: Tensor, cache: Cache) -> Tensor:
         """Attend from further tokens, a few of them one after the other, with one projection of all."""
-        start, outputs = cache.start, list[Tensor]()
+        start = cache.start
+        outputs: list[Tensor] = []  # PyTorch's compiler traces no list[Tensor]()
         further = Further(cache, x_BTD) if Further.at_once(cache, x_BTD) else None
         q, k, v, log_decay = self._inputs(x_BTD, cache=cache)
         remember(cache, {"k": k, "v": v, "log_decay": log_decay})

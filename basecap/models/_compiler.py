@@ -5,6 +5,9 @@ MOST_VERSIONS = 64
 #: Models of one configuration, one after the other, that share compiled code. One that cannot, such as a mixer that
 #: PyTorch compiles for each instance, adds versions.
 MOST_SHARING = 4
+#: What a compiled `Block.step` reads as numbers that vary. PyTorch would compile it for the first number of tokens, and
+#: then again for all others.
+VARYING = "L['cache'].mixer.length,L['cache'].feed_forward.length"
 #: The configuration of the models that compiled code is for, once for each of them.
 _sharing: list[object] = []
 
@@ -17,6 +20,7 @@ def reset_compiler(config: object = None) -> None:
     """
     import torch._dynamo  # takes half a second, which uncompiled models do not need
     import torch._functorch.config as tracing
+    import torch.compiler.config
 
     if config is not None and len(_sharing) < MOST_SHARING and config in _sharing:
         _sharing.append(config)
@@ -25,6 +29,7 @@ def reset_compiler(config: object = None) -> None:
     _sharing[:] = [] if config is None else [config]
     # PyTorch gives up and runs uncompiled after 8 versions of a block: kinds of layers times lengths of sequences.
     torch._dynamo.config.recompile_limit = MOST_VERSIONS
+    torch.compiler.config.dynamic_sources = VARYING
     # By default it traces the backward pass under the autocast of the forward pass. Training calls it outside, and
     # products that an op computes in float32, `without_autocast`, would have their gradients rounded to 16 bits.
     if hasattr(tracing, "backward_pass_autocast"):  # older versions have no choice

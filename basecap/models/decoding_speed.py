@@ -42,7 +42,8 @@ class Load:
         new: tokens that follow each.
         batch: sequences.
         rows: sequences whose prompts are read at once; None: all.
-        places: where in the new tokens decoding is measured, evenly spread: its speed may depend on the length.
+        places: where in the new tokens decoding is measured, evenly spread: its speed may depend on the length. Fewer
+            where measurements would overlap.
         tokens: consecutive tokens of one measurement, captured as one CUDA graph.
         repeats: measurements at each place; the median counts.
     """
@@ -68,9 +69,8 @@ class Load:
 
     @property
     def starts(self) -> list[int]:
-        """Tokens that the caches hold at the start of each measurement; fewer than `places` where there is no room."""
-        room = self.new - self.tokens
-        places = min(self.places, room + 1)
+        """Tokens that the caches hold at the start of each measurement."""
+        room, places = self.new - self.tokens, min(self.places, self.new // self.tokens)
         return [self.prompt + round((index + 0.5) / places * room) for index in range(places)]
 
 
@@ -120,7 +120,8 @@ def time_decoding(model: LanguageModel, load: Load) -> Times:
 def time_alone(model: LanguageModel, load: Load) -> Alone:
     """Time how one sequence is written, as `basecap generate` does: greedily, and each token is read by Python.
 
-    The prompt is at most `ALONE` tokens. PyTorch chooses the kernel of its attention: a graph needs one with a mask.
+    The prompt is at most `ALONE` tokens, and no more than `load.new` follow. PyTorch chooses the kernel of its
+    attention: a graph needs one with a mask.
     """
     with sdpa_kernel(EVERY_ATTENTION):
         python = _alone_seconds(model, load, graph=False)
@@ -132,7 +133,8 @@ def time_alone(model: LanguageModel, load: Load) -> Alone:
 def _alone_seconds(model: LanguageModel, load: Load, *, graph: bool) -> float | None:
     """Return the seconds for a token of one sequence; None if it should be a graph and cannot be captured."""
     device, length = model.embedding.weight.device, min(load.prompt, ALONE)
-    most = length + WARM_UP + load.tokens * load.repeats
+    tokens = max(1, min(load.tokens, (load.new - WARM_UP) // load.repeats))
+    most = length + WARM_UP + tokens * load.repeats
     prompt = torch.randint(0, model.config.vocab, (1, length), generator=torch.Generator().manual_seed(0)).to(device)
     caches = model.init_cache(1, most)
     token = model.prefill(prompt, caches).argmax(-1)
@@ -140,7 +142,7 @@ def _alone_seconds(model: LanguageModel, load: Load, *, graph: bool) -> float | 
     graphs = GraphSteps(model, caches, _likeliest, lengths) if graph else None
     steps: Steps = graphs or PythonSteps(model, caches, _likeliest)
     times: list[float] = []
-    for count in (WARM_UP, *[load.tokens] * load.repeats):
+    for count in (WARM_UP, *[tokens] * load.repeats):
         with _clock(device) as seconds:
             for _ in range(count):
                 token = steps(token, token)

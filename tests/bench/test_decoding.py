@@ -9,6 +9,7 @@ import torch
 from typer.testing import CliRunner
 
 from basecap.bench import decoding as generate
+from basecap.bench import models as rows_of_models
 from basecap.bench.contenders import ATTENTIONS, compare, entries, named, with_attention
 from basecap.bench.decoding import run
 from basecap.cli import app
@@ -84,11 +85,11 @@ def test_compiled_reading_of_a_prompt_is_the_same(name: str, options: dict, monk
     assert torch.equal(following[0], following[1]) and torch.equal(following[0], following[2])
 
 
-@pytest.mark.parametrize("name", ["transformer++ alibi", "top1-chunk-exact", "top1-element", "rwkv-7"])
+@pytest.mark.parametrize("name", ["transformer++ alibi", "top1-chunk-exact", "top1-element", "fox", "rwkv-7"])
 def test_compiled_decoding_is_the_same_and_one_code_serves_all_lengths(name: str, monkeypatch: pytest.MonkeyPatch):
     model = small(name).initialise(0)
     tokens = torch.randint(0, 31, (2, 12), generator=torch.Generator().manual_seed(0))
-    plain, compiled = (model.init_cache(2, 12) for _ in range(2))
+    plain, compiled = (model.init_cache(2, 16) for _ in range(2))
     counters = torch._dynamo.utils.counters
     with torch.no_grad():
         for caches in (plain, compiled):
@@ -97,11 +98,10 @@ def test_compiled_decoding_is_the_same_and_one_code_serves_all_lengths(name: str
         monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
         model.compile_decoding()
         counters.clear()
-        found = [model.step(tokens[:, t : t + 1], compiled) for t in range(5, 8)]
-        graphs = counters["stats"]["unique_graphs"]
-        found += [model.step(tokens[:, t : t + 1], compiled) for t in range(8, 12)]
+        found = [model.step(tokens[:, t : t + 1], compiled) for t in range(5, 12)]
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
-    assert counters["stats"]["unique_graphs"] == graphs and not counters["graph_break"]
+    # The first block, the others and the logits, once each.
+    assert counters["stats"]["unique_graphs"] == 3 and not counters["graph_break"]
 
 
 def test_a_row_for_each_model_and_its_speed_relative_to_the_first():
@@ -124,7 +124,7 @@ def test_a_row_for_each_model_and_its_speed_relative_to_the_first():
 
 
 def test_a_model_that_cannot_run_has_a_note_and_an_interruption_keeps_rows(monkeypatch: pytest.MonkeyPatch):
-    def measure(config, load, device):
+    def measure(name, config, load, device, alone):
         raise {1: torch.OutOfMemoryError("CUDA out of memory."), 2: KeyboardInterrupt}[config.depth]
 
     monkeypatch.setattr(generate, "_measure", measure)
@@ -183,6 +183,31 @@ def test_one_sequence_is_timed_as_a_graph_where_there_is_one(monkeypatch: pytest
         assert decoding_speed._alone_seconds(model, LOAD, graph=True) is None
 
 
+def test_one_sequence_is_timed_once_whatever_attention_and_writes_no_more_than_asked_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+):
+    read, steps = LanguageModel.prefill, []
+    monkeypatch.setattr(LanguageModel, "prefill", lambda *given: steps.append(0) or read(*given))
+    step = LanguageModel.step
+
+    def counted(*given):
+        steps[-1] += 1
+        return step(*given)
+
+    monkeypatch.setattr(LanguageModel, "step", counted)
+    monkeypatch.setattr(generate, "entries", lambda models, device: [("one", None, models["one"])] * 2)
+    monkeypatch.setattr(rows_of_models, "progress", partial(rows_of_models.progress, every=0))
+    positions = model_config("transformer", hidden=32, vocab=31, layers=1, max_length=40)
+    load = Load(prompt=8, new=32, batch=1, repeats=3)
+    found = run({"one": positions}, load, device=torch.device("cpu"))
+    assert [row.get("note") for row in found["rows"]] == [None, None]
+    prefill, decode = [0] * 4, 4 * 32  # one that does not count and three repeats, each
+    alone = decoding_speed.WARM_UP + 3 * 9
+    assert steps == [alone, *prefill[1:], decode, *prefill[1:], decode]
+    assert found["rows"][0]["alone_python_tokens_per_s"] == found["rows"][1]["alone_python_tokens_per_s"]
+    assert "bench generate: 0 of 2 rows (0 %); one" in capsys.readouterr().err
+
+
 def refuse_capture(run):
     raise RuntimeError("not permitted")
 
@@ -190,7 +215,7 @@ def refuse_capture(run):
 def test_a_study_gives_its_architectures(tmp_path, monkeypatch: pytest.MonkeyPatch):
     measured = []
     row = {"first_token_seconds": 2.0, "prefill_tokens_per_s": 2.0, "decode_tokens_per_s": 3.0, "bandwidth": None}
-    monkeypatch.setattr(generate, "_measure", lambda config, *more: measured.append(config) or row)
+    monkeypatch.setattr(generate, "_measure", lambda name, config, *more: measured.append(config) or row)
     file = tmp_path / "found.json"
     sizes = ["--prompt", "4", "--new", "32", "--batch", "1", "--json", str(file)]
     command = ["bench", "generate", "--device", "cpu", "--study", "bc-table-3", "--scale", "test", "--only", "rwkv-7"]
@@ -219,7 +244,7 @@ def test_code_compiled_for_one_attention_is_not_taken_for_another():
     assert len(set(tags)) == 3 and tags[-1] == ""
 
 
-@pytest.mark.parametrize(("new", "starts"), [(32, [5]), (33, [5, 6]), (332, [55, 155, 255])])
+@pytest.mark.parametrize(("new", "starts"), [(32, [5]), (63, [21]), (64, [13, 29]), (332, [55, 155, 255])])
 def test_decoding_is_measured_at_different_places(new: int, starts: list[int]):
     assert Load(prompt=5, new=new).starts == starts
 
