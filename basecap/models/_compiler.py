@@ -1,5 +1,7 @@
 """What basecap asks of PyTorch's compiler."""
 
+from basecap.ops import forget_compiled, note_compiled
+
 #: Maximum number of compiled versions of a block: one per kind of layer and sequence length.
 MOST_VERSIONS = 64
 #: Models of one configuration, one after the other, that share compiled code. One that cannot, such as a mixer that
@@ -24,8 +26,10 @@ def reset_compiler(config: object = None) -> None:
 
     if config is not None and len(_sharing) < MOST_SHARING and config in _sharing:
         _sharing.append(config)
+        note_compiled()
         return
     torch.compiler.reset()
+    forget_compiled()
     _sharing[:] = [] if config is None else [config]
     # PyTorch gives up and runs uncompiled after 8 versions of a block: kinds of layers times lengths of sequences.
     torch._dynamo.config.recompile_limit = MOST_VERSIONS

@@ -24,6 +24,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
+from torch._guards import TracingContext
 
 from basecap.errors import ConfigError, nearest
 from basecap.ops._kinds import kinds_of
@@ -38,6 +39,9 @@ logger = logging.getLogger("basecap.ops")
 
 #: For each op, what has run since this dict was last cleared, and why nothing faster did.
 IMPLEMENTATIONS: dict[str, str] = {}
+
+#: The same of the passes with gradients that were compiled, for models that take their code over and trace nothing.
+_compiled: dict[str, str] = {}
 
 #: Backends that "auto" does not choose now, see `without_kernels`; None: families that no `backend` selects.
 _left_out: list[tuple[WithNumba | None, ...]] = []
@@ -71,12 +75,30 @@ def note(op: str, what: str) -> None:
 
     Compiled code does so when it is traced.
     """
-    held = IMPLEMENTATIONS.get(op)
-    if held is None:
-        IMPLEMENTATIONS[op] = what
-    elif held != what and what not in held.split(ALSO):
-        IMPLEMENTATIONS[op] = held + ALSO + what
+    _add(IMPLEMENTATIONS, op, what)
+    if torch.is_grad_enabled() and TracingContext.try_get() is not None:
+        _add(_compiled, op, what)
     _log_once(op, what)
+
+
+def _add(notes: dict[str, str], op: str, what: str) -> None:
+    held = notes.get(op)
+    if held is None:
+        notes[op] = what
+    elif held != what and what not in held.split(ALSO):
+        notes[op] = held + ALSO + what
+
+
+def note_compiled() -> None:
+    """Note again what compiled code has noted: a model takes it over."""
+    for op, noted in _compiled.items():
+        for what in noted.split(ALSO):
+            _add(IMPLEMENTATIONS, op, what)
+
+
+def forget_compiled() -> None:
+    """Forget what compiled code has noted, as that code is forgotten."""
+    _compiled.clear()
 
 
 @cache

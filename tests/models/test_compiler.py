@@ -7,6 +7,7 @@ import torch
 from basecap.models import _compiler
 from basecap.models.config import model_config
 from basecap.models.language_model import LanguageModel
+from basecap.ops import recorded
 
 
 def compiled_by(hidden: int, seed: int = 0) -> int:
@@ -28,3 +29,18 @@ def test_models_of_one_configuration_share_compiled_code(monkeypatch):
     assert compiled_by(32) == 2 and compiled_by(32) == 0
     _compiler.reset_compiler()
     assert _compiler._sharing == []
+
+
+def test_ops_of_shared_code_are_noted_for_each_model(monkeypatch):
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    _compiler.reset_compiler()
+    found = []
+    for hidden, seed in ((16, 0), (16, 1), (32, 0)):
+        with recorded() as ops:
+            compiled_by(hidden, seed)
+        found.append(ops)
+    assert found[0].keys() >= {"linear_cross_entropy"} and found == [found[0]] * 3
+    _compiler.reset_compiler()
+    with recorded() as ops:
+        _compiler.reset_compiler(object())
+    assert ops == {}
