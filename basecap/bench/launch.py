@@ -6,7 +6,7 @@ which the caller waits for; in the last pass measured it runs in the caller's.
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -47,6 +47,8 @@ SHAPES = ((1, 2048), (32, 2048))
 RATIO, SHORT = 2.0, 0.3
 #: Calls timed, and calls before them.
 CALLS, WARM_UP = 30, 3
+#: What is timed of each op, a row each.
+PASSES = ("forward", "forward+backward", "forward+backward, one thread")
 #: Width, heads and head size of models of 110M parameters, and their vocabulary.
 D, H, K = 768, 12, 64
 VOCABULARY = 32_000
@@ -202,23 +204,41 @@ def _host(run: Callable[[], object]) -> float:
     return 1e3 * statistics.median(times[WARM_UP:])
 
 
-def measure(rows: list[Row], device: torch.device, clock: Clock, advance: Advance) -> None:
+def most_rows() -> int:
+    """Return how many rows `measure` adds; an op that cannot run has one."""
+    return len(SHAPES) * len(CASES) * len(PASSES)
+
+
+def measure(
+    rows: list[Row],
+    device: torch.device,
+    clock: Clock,
+    advance: Advance,
+    save: Callable[[], None] = lambda: None,
+) -> None:
     """Add a row for each of `CASES`, shape and pass; those that wait longest for Python come first.
 
     `meets` says whether a call returns within `RATIO` times the work of the GPU or within `SHORT` milliseconds. What
     cannot run or be captured comes last.
 
     Args:
-        rows: changed in place, complete after each case.
+        rows: changed in place.
         device: where the inputs are.
         clock: what measures.
-        advance: takes 0, and what is measured.
+        advance: takes the rows that are done, `most_rows` in all, and what is measured.
+        save: called after each row.
     """
     for B, T in SHAPES:
         for name, case in CASES.items():
-            advance(0, note=f"launch of {name}, {B} x {T}")
-            rows += [{"op": name, "batch": B, "length": T, **row} for row in _attempt(case, B, T, device, clock)]
-            rows.sort(key=_excess, reverse=True)
+            note, left = f"launch of {name}, {B} x {T}", len(PASSES)
+            advance(0, note=note)
+            for row in _attempt(case, B, T, device, clock):
+                rows.append({"op": name, "batch": B, "length": T, **row})
+                rows.sort(key=_excess, reverse=True)
+                save()
+                advance(1, note=note)
+                left -= 1
+            advance(left, note=note)
 
 
 def _allowed(work: float) -> float:
@@ -229,18 +249,18 @@ def _excess(row: Row) -> float:
     return row["host ms"] / _allowed(row["device ms"]) if "device ms" in row else -1.0
 
 
-def _attempt(case: Launched, B: int, T: int, device: torch.device, clock: Clock) -> list[Row]:
-    """Return the rows of a case, or one that says why it cannot run: the other ops are still of interest."""
+def _attempt(case: Launched, B: int, T: int, device: torch.device, clock: Clock) -> Iterator[Row]:
+    """Yield the rows of a case, the last one says why it cannot run: the other ops are still of interest."""
     try:
-        return _passes(case, B, T, device, clock)
+        yield from _passes(case, B, T, device, clock)
     except Exception as error:
-        return [{"cannot run": (str(error).strip() or type(error).__name__).splitlines()[0]}]
+        yield {"cannot run": (str(error).strip() or type(error).__name__).splitlines()[0]}
     finally:
         if device.type == "cuda":
             torch.cuda.empty_cache()
 
 
-def _passes(case: Launched, B: int, T: int, device: torch.device, clock: Clock) -> list[Row]:
+def _passes(case: Launched, B: int, T: int, device: torch.device, clock: Clock) -> Iterator[Row]:
     inputs = _inputs(case, B, T, device)
     leaves = [x.requires_grad_() for x in inputs if x.is_floating_point()]
 
@@ -263,8 +283,8 @@ def _passes(case: Launched, B: int, T: int, device: torch.device, clock: Clock) 
         with torch.autograd.set_multithreading_enabled(False):
             training()
 
-    passes = {"forward": inference, "forward+backward": training, "forward+backward, one thread": in_one_thread}
-    return [{"pass": name, **_times(run, clock), **runs(ran)} for name, run in passes.items()]
+    for name, run in zip(PASSES, (inference, training, in_one_thread), strict=True):
+        yield {"pass": name, **_times(run, clock), **runs(ran)}
 
 
 def _inputs(case: Launched, B: int, T: int, device: torch.device) -> list[Tensor]:

@@ -48,7 +48,7 @@ def run(
         repeats: runs timed.
         peer: whether to add the table peers, kernels of other libraries, see `basecap.bench.op_peers`.
         only: tables to measure; all but peers when empty.
-        save: called after each part of a table with all that is found so far.
+        save: called with all that is found so far: after each row of launch, and after each other table of one shape.
 
     Returns:
         environment, setting, the tables as lists of rows, `absent` (what peers need that is not installed, by name) and
@@ -84,18 +84,20 @@ def _measure(
 ) -> None:
     by_shape = {name: TABLES[name] for name in tables if name in TABLES}
     others = OTHER_PEERS if "peers" in tables else ()
-    total = len(by_shape) * len(SHAPES) + len(others) + ("launch" in tables)
-    with progress("bench ops", total=total, unit="tables") as advance:
+    rows = launch.most_rows() if "launch" in tables else 0
+    total = len(by_shape) * len(SHAPES) + len(others) + rows
+    with progress("bench ops", total=total, unit="measurements") as advance:
         if "launch" in tables:
-            launch.measure(found["launch"], device, launch.gpu_clock(repeats), advance)
-            save(found)
-            advance(1)
+            launch.measure(found["launch"], device, launch.gpu_clock(repeats), advance, partial(save, found))
         for heads, width in SHAPES:
             for name, measure in by_shape.items():
+                note = f"{name} {heads} x {width}"
+                advance(0, note=note)
                 _add(found, name, measure(heads, width, length, repeats, device), heads, width)
                 save(found)
-                advance(1, note=f"{name} {heads} x {width}")
+                advance(1, note=note)
         for build in others:
+            advance(0, note="peers")
             compared = build(length, device)
             heads, width = compared.inputs[0].shape[2:]
             _add(found, "peers", op_peers.measure(compared, repeats, device), heads, width)

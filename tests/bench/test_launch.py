@@ -1,7 +1,9 @@
 """The table of launches has every op, the worst first, and only what was measured."""
 
+import json
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from basecap.bench import launch, ops
 from basecap.bench.launch import CASES, Clock, Launched, measure
 from basecap.cli import app
 from basecap.errors import ConfigError
+from basecap.system import environment
 from basecap.testing.marks import requires_gpu
 
 CPU = torch.device("cpu")
@@ -45,7 +48,9 @@ def test_each_case_calls_its_op_with_gradients(name: str, monkeypatch: pytest.Mo
     assert len(calls) == 6
 
 
-def timed(host: dict[str, float], device: dict[str, float], monkeypatch: pytest.MonkeyPatch) -> list[launch.Row]:
+def timed(
+    host: dict[str, float], device: dict[str, float], monkeypatch: pytest.MonkeyPatch, save=lambda: None, rows=None
+) -> list[launch.Row]:
     """Return the rows of ops with known times of all passes."""
 
     def case(name: str) -> Launched:
@@ -63,11 +68,21 @@ def timed(host: dict[str, float], device: dict[str, float], monkeypatch: pytest.
         return device[current[-1]]
 
     current: list[str] = []
+    done: list[float] = []
     monkeypatch.setattr(launch, "SHAPES", ((1, 4),))
     monkeypatch.setattr(launch, "CASES", {name: case(name) for name in host})
-    rows: list[launch.Row] = []
-    measure(rows, CPU, Clock(lambda run: host[current[-1]], graph), lambda n, note="": None)
+    rows = [] if rows is None else rows
+    measure(rows, CPU, Clock(lambda run: host[current[-1]], graph), lambda n, note="": done.append(n), save)
+    assert sum(done) == launch.most_rows() == 3 * len(host)
     return rows
+
+
+def test_each_row_is_saved_when_it_comes(monkeypatch: pytest.MonkeyPatch):
+    saved: list[int] = []
+    rows: list[launch.Row] = []
+    times = {"one": 1.0, "broken": -1.0, "two": 2.0}
+    timed(times, times, monkeypatch, lambda: saved.append(len(rows)), rows)
+    assert saved == [1, 2, 3, 4, 5, 6, 7]
 
 
 def test_the_worst_comes_first_and_says_whether_it_meets_the_bound(monkeypatch: pytest.MonkeyPatch):
@@ -110,6 +125,30 @@ def test_tables_are_chosen(only: list[str], peer: bool, tables: list[str]):
     assert ops._chosen(only, peer) == tables
 
 
+def test_an_interrupted_table_of_launches_is_in_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    file, calls, read = tmp_path / "launch.json", [], []
+
+    def host(run: Callable[[], object]) -> float:
+        calls.append(run)
+        read.append(json.loads(file.read_text()) if file.exists() else None)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return 1.0
+
+    monkeypatch.setattr(ops, "describe", lambda device: {})
+    monkeypatch.setattr(launch, "CASES", {"double": Launched(lambda x: 2 * x, lambda draw, B, T: {"x": draw(B, T)})})
+    monkeypatch.setattr(launch, "_inputs", lambda case, B, T, device: [torch.ones(2)])
+    monkeypatch.setattr(launch, "gpu_clock", lambda repeats: Clock(host, lambda run: 1.0))
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(environment, "choose_device", lambda name: torch.device("cuda"))
+    monkeypatch.setattr(ops, "progress", partial(ops.progress, every=0))
+    done = CliRunner().invoke(app, ["bench", "ops", "--table", "launch", "--json", str(file)])
+    assert done.exit_code == 130 and "bench ops: 2 of 6 measurements (33 %)" in done.stderr
+    assert [found and len(found["launch"]) for found in read] == [None, 1, 2] and not read[-1]["complete"]
+    found = json.loads(file.read_text())
+    assert [row["pass"] for row in found["launch"]] == list(launch.PASSES[:2]) and not found["complete"]
+
+
 def test_tables_fill_and_name_what_is_absent(monkeypatch: pytest.MonkeyPatch):
     def table(heads, width, length, repeats, device):
         return [{"op": "ours", "length": length}, {"op": "theirs", "absent": "their.ops"}]
@@ -118,7 +157,12 @@ def test_tables_fill_and_name_what_is_absent(monkeypatch: pytest.MonkeyPatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(ops, "describe", lambda device: {})
-    monkeypatch.setattr(launch, "measure", lambda rows, *given: rows.append({"op": "launched"}))
+
+    def launched(rows, device, clock, advance, save):
+        rows.append({"op": "launched"})
+        save()
+
+    monkeypatch.setattr(launch, "measure", launched)
     monkeypatch.setattr(ops, "TABLES", {"training": table, "peers": table})
     monkeypatch.setattr(ops, "OTHER_PEERS", ())
     saved: list[int] = []
