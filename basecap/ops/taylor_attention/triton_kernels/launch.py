@@ -17,7 +17,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, eps: float, chunk: int) -> tuple[Te
     o, norm = torch.empty_like(v), torch.empty(v.shape[:3], dtype=torch.float32, device=v.device)
     if v.numel():
         grid, sizes, options = _plan(q, v, chunk)
-        past = _exclusive(_sums(k, v, None, None, chunk))
+        past = _sums_before(k, v, None, None, chunk)
         kernels.fwd_kernel[grid](q, k, v, past, o, norm, *sizes, _scale(q), eps, **options)
     return o, norm
 
@@ -31,30 +31,32 @@ def backward(
     if v.numel():
         grid, sizes, options = _plan(q, v, chunk)
         factor = norm.reciprocal().contiguous()
-        delta = (do.float() * o.float()).sum(-1).contiguous()
-        past = _exclusive(_sums(k, v, None, None, chunk))
-        future = _exclusive(_sums(q, do, factor, delta, chunk).flip(2)).flip(2).contiguous()
+        delta = (do.float() * o).sum(-1).contiguous()
+        past = _sums_before(k, v, None, None, chunk)
+        future = _sums_before(q, do, factor, delta, chunk, back=True)
         kernels.bwd_q_kernel[grid](q, k, v, do, factor, delta, past, dq, *sizes, _scale(q), **options)
         kernels.bwd_kv_kernel[grid](q, k, v, do, factor, delta, future, dk, dv, *sizes, _scale(q), **options)
     return dq, dk, dv
 
 
-def _sums(x: Tensor, y: Tensor, factor: Tensor | None, delta: Tensor | None, chunk: int) -> Tensor:
-    """Return the sums over each chunk [B, H, M, K + 1, K + 1, V + 1], float32."""
+def _sums_before(
+    x: Tensor, y: Tensor, factor: Tensor | None, delta: Tensor | None, chunk: int, back: bool = False
+) -> Tensor:
+    """Return the sums over all chunks before each, with `back` after each: [B, H, M, K + 1, K + 1, V + 1], float32.
+
+    Those of the first chunk, with `back` of the last, are not read.
+    """
     (_, programs), (T, M, root), options = _plan(x, y, chunk)
     B, _, H, K = x.shape
     state = x.new_empty(B, H, M, K + 1, K + 1, y.shape[3] + 1, dtype=torch.float32)
     if M == 1:
-        return state  # nothing comes before or after the only chunk
+        return state
     kernels.sum_kernel[K + 1, M, programs](
         x, y, factor, delta, state, T, M, root, WEIGHTED=factor is not None, **options
     )
-    return state
-
-
-def _exclusive(state: Tensor) -> Tensor:
-    """Return the sums over all earlier chunks; those of the first chunk are not read."""
-    return torch.cat([state[:, :, :1], running_sums(state[:, :, :-1], 2)], dim=2)
+    state = state.flip(2) if back else state
+    state = torch.cat([state[:, :, :1], running_sums(state[:, :, :-1], 2)], dim=2)
+    return state.flip(2).contiguous() if back else state
 
 
 def _scale(q: Tensor) -> float:
