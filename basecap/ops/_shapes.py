@@ -96,10 +96,14 @@ def _decrease(segments: Tensor) -> bool:
         return False
 
 
+def lowest_log_decay(dtype: torch.dtype) -> float:
+    """Return `LOWEST_LOG_DECAY`, or the lowest number of a dtype without it, float16, which leaves as little."""
+    return max(LOWEST_LOG_DECAY, torch.finfo(dtype).min)
+
+
 def finite_log_decay(log_decay: Tensor) -> Tensor:
     """Return the log decays, -inf among them, at least `LOWEST_LOG_DECAY`: sums of infinities differ by NaN."""
-    # The lowest number of float16 is higher and leaves as little.
-    return log_decay.clamp(min=max(LOWEST_LOG_DECAY, torch.finfo(log_decay.dtype).min))
+    return log_decay.clamp(min=lowest_log_decay(log_decay.dtype))
 
 
 def check_devices(tensors: Mapping[str, Tensor | None]) -> None:

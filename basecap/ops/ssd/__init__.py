@@ -51,7 +51,6 @@ def ssd(
     check_segments(segments, (B, T))
     given = {"q": q_BTGK, "k": k_BTGK, "v": v_BTHV, "log_decay": log_decay_BTH}
     check_devices({**given, "state": state_BHKV, "segments": segments})
-    log_decay_BTH = finite_log_decay(log_decay_BTH)
     # Under autocast the states would be rounded to half precision between chunks.
     with without_autocast(v_BTHV.device):
         q, k = q_BTGK.to(v_BTHV.dtype), k_BTGK.to(v_BTHV.dtype)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from basecap.ops._dispatch import EAGER
 from basecap.ops._recurrence.blocks import ids_of_chunks
+from basecap.ops._shapes import finite_log_decay
 from basecap.ops._sums import exact_dtype, running_sums
 
 RUNS, BACKEND = EAGER, "eager"
@@ -51,7 +52,8 @@ def ssd(
     q_BMGCK, k_BMGCK = (cut(x).transpose(2, 3) for x in (q_BTGK, k_BTGK))
     v_BMGCRV = cut(v_BTHV).unflatten(3, (G, R)).transpose(2, 3)
     # Differences of these sums are the exponents: in float32 strong decays would leave few digits for weak ones.
-    total_BMCH = running_sums(cut(log_decay_BTH.to(exact_dtype(log_decay_BTH.device))), 2)
+    exact_BTH = finite_log_decay(log_decay_BTH).to(exact_dtype(log_decay_BTH.device))
+    total_BMCH = running_sums(cut(exact_BTH), 2)
     ids_BMC = ids_of_chunks(segments, C)
     within, to_end, from_start = _decays(total_BMCH, ids_BMC, wide)
 

@@ -4,7 +4,6 @@ from torch import Tensor
 
 from basecap.ops._dispatch import TRITON, unsupported_by_triton
 from basecap.ops._launch import block_of
-from basecap.ops._recurrence.blocks import empty_state
 from basecap.ops._transforms import refuse_transforms
 from basecap.ops.ssd.triton_kernels import operators
 
@@ -42,7 +41,6 @@ def ssd(
     final: bool,
 ) -> tuple[Tensor, Tensor]:
     """Return outputs [B, T, H, V] and the final state in float32, also without `final`."""
-    state = empty_state(k_BTGK, v_BTHV) if state_BHKV is None else state_BHKV
-    refuse_transforms("ssd", q_BTGK, k_BTGK, v_BTHV, log_decay_BTH, state)
-    o, last = operators.scan(q_BTGK, k_BTGK, v_BTHV, log_decay_BTH, state, segments)
+    refuse_transforms("ssd", q_BTGK, k_BTGK, v_BTHV, log_decay_BTH, state_BHKV)
+    o, last = operators.scan(q_BTGK, k_BTGK, v_BTHV, log_decay_BTH, state_BHKV, segments)
     return o, last

@@ -58,14 +58,18 @@ def _seen(ids, i_b, o_t, T, BACK: tl.constexpr, PACKED: tl.constexpr):
 def decays_fwd_kernel(
     log_decay, ids, coarse, fine, from_start, to_end, across,
     stride_b, stride_t, stride_h, T, H, M,
-    PACKED: tl.constexpr, BT: tl.constexpr, BH: tl.constexpr,
+    LOWEST: tl.constexpr, PACKED: tl.constexpr, BT: tl.constexpr, BH: tl.constexpr,
 ):  # fmt: skip
-    """Sum a chunk's log decays in float64; the decays from its start to each token, from each to its end, across it."""
+    """Sum a chunk's log decays in float64; the decays from its start to each token, from each to its end, across it.
+
+    None is lower than LOWEST: differences of infinities would be NaN.
+    """
     i_m, i_b = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
     o_h, o_t = (tl.program_id(0) * BH + tl.arange(0, BH)).to(tl.int64), i_m * BT + tl.arange(0, BT)
     m_h, m_t = o_h < H, o_t < T
     p_log = log_decay + i_b * stride_b + o_t[:, None] * stride_t + o_h[None, :] * stride_h
-    b_log = tl.load(p_log, mask=m_t[:, None] & m_h[None, :], other=0.0).to(tl.float64)
+    b_log = tl.load(p_log, mask=m_t[:, None] & m_h[None, :], other=0.0)
+    b_log = tl.where(b_log < LOWEST, LOWEST, b_log).to(tl.float64)
     b_sum, b_total = tl.cumsum(b_log, 0), tl.sum(b_log, 0)
     b_coarse = tl.floor(b_sum)
     b_from = tl.exp(b_sum.to(tl.float32))
@@ -96,7 +100,8 @@ def states_fwd_kernel(
 ):  # fmt: skip
     """Walk along the chunks with a block of the state: keep it before each, then let it decay and add k (weight v)^T.
 
-    With BACK from the end, for the gradients of the states after each chunk (k = q, v = do).
+    With BACK from the end, for the gradients of the states after each chunk (k = q, v = do). The first state is zero
+    when None.
     """
     i_h, i_b = tl.program_id(1), tl.program_id(2).to(tl.int64)
     blocks = tl.cdiv(V, BV)
@@ -104,8 +109,11 @@ def states_fwd_kernel(
     o_v = tl.program_id(0) % blocks * BV + tl.arange(0, BV)
     k += i_h // (H // G) * K
     v += i_h * V
-    p_first, m_s = numbered_state(first, i_b * H + i_h, K, V, o_k, o_v)
-    b_s = tl.load(p_first, mask=m_s, other=0.0)
+    m_s = (o_k < K)[:, None] & (o_v < V)[None, :]
+    b_s = tl.zeros([BK, BV], tl.float32)
+    if first is not None:
+        p_first, _ = numbered_state(first, i_b * H + i_h, K, V, o_k, o_v)
+        b_s = tl.load(p_first, mask=m_s, other=0.0)
     for i in tl.range(0, M, num_stages=STAGES):
         i_m = i
         if BACK:
@@ -259,9 +267,9 @@ def keys_bwd_kernel(
 
 @triton.jit
 def decays_bwd_kernel(
-    read, written, left, entered, kept, across, dlog,
-    T, H, M, BLOCKS,
-    BT: tl.constexpr, BH: tl.constexpr,
+    read, written, left, entered, kept, across, log_decay, dlog,
+    stride_b, stride_t, stride_h, T, H, M, BLOCKS,
+    LOWEST: tl.constexpr, BT: tl.constexpr, BH: tl.constexpr,
 ):  # fmt: skip
     """Gradients of a chunk's log decays, `dlog` [B, T, H], from the derivatives by the logarithms of what they scale.
 
@@ -285,5 +293,7 @@ def decays_bwd_kernel(
         b_kept += tl.load(kept + i_all * M + o_m, mask=m_h, other=0.0)
     b_kept *= tl.load(across + o_m, mask=m_h, other=0.0)
     b_dlog = tl.cumsum(b_sum, 0, reverse=True) + (tl.sum(b_left, 0) + b_kept)[None, :]
+    p_log = log_decay + i_b * stride_b + o_t[:, None] * stride_t + o_h[None, :].to(tl.int64) * stride_h
+    b_dlog = tl.where(tl.load(p_log, mask=m, other=0.0) >= LOWEST, b_dlog, 0.0)
     p_dlog = dlog + (i_b * T + o_t)[:, None] * H + o_h[None, :]
     tl.store(p_dlog, b_dlog.to(dlog.dtype.element_ty), mask=m)

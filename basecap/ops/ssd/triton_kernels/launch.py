@@ -9,6 +9,7 @@ import triton
 from torch import Tensor
 
 from basecap.ops._launch import block_of, dense, registers
+from basecap.ops._shapes import lowest_log_decay
 from basecap.ops.known_bad import PIPELINES, known_bad_on
 from basecap.ops.ssd.triton_kernels import BT, kernels
 
@@ -80,7 +81,7 @@ def sums(log_decay: Tensor, ids: Tensor | None, BT: int) -> tuple[Tensor, Tensor
     BH = min(32, triton.next_power_of_2(H))
     kernels.decays_fwd_kernel[(triton.cdiv(H, BH), M, B)](
         log_decay, ids, coarse, fine, from_start, to_end, across, *log_decay.stride(), T, H, M,
-        PACKED=ids is not None, BT=BT, BH=BH,
+        LOWEST=lowest_log_decay(log_decay.dtype), PACKED=ids is not None, BT=BT, BH=BH,
     )  # fmt: skip
     return coarse, fine, from_start, to_end, across
 
@@ -90,7 +91,10 @@ def sums_bwd(parts: Sequence[Tensor], across: Tensor, log_decay: Tensor, blocks:
     B, T, H = log_decay.shape
     M, BH = across.shape[2], min(32, triton.next_power_of_2(H))
     dlog = log_decay.new_empty(B, T, H)
-    kernels.decays_bwd_kernel[(triton.cdiv(H, BH), M, B)](*parts, across, dlog, T, H, M, blocks, BT=BT, BH=BH)
+    kernels.decays_bwd_kernel[(triton.cdiv(H, BH), M, B)](
+        *parts, across, log_decay, dlog, *log_decay.stride(), T, H, M, blocks,
+        LOWEST=lowest_log_decay(log_decay.dtype), BT=BT, BH=BH,
+    )  # fmt: skip
     return dlog
 
 
@@ -104,14 +108,17 @@ def _inputs(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, segments: Tensor
     return _Inputs(_rows(q), _rows(k), _rows(v), coarse, fine, from_start, to_end, across, ids, shape)
 
 
-def _states(inputs: _Inputs, k: Tensor, v: Tensor, first_BHKV: Tensor, back: bool) -> tuple[Tensor, Tensor]:
-    """Return the states before each chunk (after it, of their gradients, with `back`) and beyond the last one."""
+def _states(inputs: _Inputs, k: Tensor, v: Tensor, first_BHKV: Tensor | None, back: bool) -> tuple[Tensor, Tensor]:
+    """Return the states before each chunk (after it, of their gradients, with `back`) and beyond the last one.
+
+    The first is zero when None.
+    """
     B, _, _, H, K, V, M = inputs.shape
     options = inputs.options
     options |= {"BK": min(128, options["BK"]), "BV": min(64, options["BV"])}
     options |= registers(168 if options["num_warps"] == 4 else None)
-    first = first_BHKV.float().contiguous()
-    states, last = v.new_empty(B, M, H, K, V), torch.empty_like(first)
+    first = None if first_BHKV is None else first_BHKV.float().contiguous()
+    states, last = v.new_empty(B, M, H, K, V), v.new_empty(B, H, K, V, dtype=torch.float32)
     kernels.states_fwd_kernel[(triton.cdiv(K, options["BK"]) * triton.cdiv(V, options["BV"]), H, B)](
         k, v, inputs.from_start if back else inputs.to_end, inputs.across, first, states, last,
         k.stride(0), v.stride(0), *inputs.sizes, BACK=back, **options,
@@ -124,7 +131,7 @@ def forward(
     k_BTGK: Tensor,
     v_BTHV: Tensor,
     log_decay_BTH: Tensor,
-    state_BHKV: Tensor,
+    state_BHKV: Tensor | None,
     segments: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return outputs [B, T, H, V] in the dtype of v and the final state [B, H, K, V] in float32."""
@@ -141,12 +148,12 @@ def forward(
 
 
 def backward(
-    grads: tuple[Tensor, Tensor],
+    grads: tuple[Tensor, Tensor | None],
     q_BTGK: Tensor,
     k_BTGK: Tensor,
     v_BTHV: Tensor,
     log_decay_BTH: Tensor,
-    state_BHKV: Tensor,
+    state_BHKV: Tensor | None,
     segments: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return the gradients of q, k, v, the log decays and the first state; states are computed again."""

@@ -12,44 +12,49 @@ from basecap.ops.operators import operator
 
 @operator("basecap::ssd")
 def scan(
-    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, state: Tensor, segments: Tensor | None
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, state: Tensor | None, segments: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Return outputs [B, T, H, V] and the final state [B, H, K, V]."""
+    """Return outputs [B, T, H, V] and the final state [B, H, K, V] in float32."""
     return launch_of(__package__).forward(q, k, v, log_decay, state, segments)
 
 
 @operator("basecap::ssd_backward")
 def scan_backward(
-    do: Tensor,
-    dfinal: Tensor,
+    do: Tensor | None,
+    dfinal: Tensor | None,
     q: Tensor,
     k: Tensor,
     v: Tensor,
     log_decay: Tensor,
-    state: Tensor,
+    state: Tensor | None,
     segments: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return the gradients of q, k, v, the log decays and the first state."""
+    """Return the gradients of q, k, v, the log decays and the first state; those of results are zero when None."""
+    do = torch.zeros_like(v) if do is None else do
     return launch_of(__package__).backward((do, dfinal), q, k, v, log_decay, state, segments)
 
 
 @scan.register_fake
 def _(q, k, v, log_decay, state, segments):
-    return v.new_empty(v.shape), state.new_empty(state.shape, dtype=torch.float32)
+    B, _, H, V = v.shape
+    return v.new_empty(v.shape), v.new_empty(B, H, k.shape[3], V, dtype=torch.float32)
 
 
 @scan_backward.register_fake
 def _(do, dfinal, q, k, v, log_decay, state, segments):
     like = [part.new_empty(part.shape) for part in (q, k, v, log_decay)]
-    return *like, state.new_empty(state.shape, dtype=torch.float32)
+    return *like, v.new_empty(v.shape[0], v.shape[2], k.shape[3], v.shape[3], dtype=torch.float32)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    ctx.set_materialize_grads(False)
     ctx.save_for_backward(*inputs)
 
 
-def _gradients(ctx: Any, do: Tensor, dfinal: Tensor) -> tuple[Tensor | None, ...]:
-    return *scan_backward(do, dfinal, *ctx.saved_tensors), None
+def _gradients(ctx: Any, do: Tensor | None, dfinal: Tensor | None) -> tuple[Tensor | None, ...]:
+    *tensors, state, segments = ctx.saved_tensors
+    *grads, dstate = scan_backward(do, dfinal, *tensors, state, segments)
+    return *grads, None if state is None else dstate, None
 
 
 scan.register_autograd(_gradients, setup_context=_save)
