@@ -223,7 +223,8 @@ def launch_top1_element(dtype: torch.dtype) -> None:
 
     K = 64 if dtype == torch.bfloat16 else 16
     q, k, v = (leaf(B * T, heads, K, dtype=dtype) for heads in (H, 1, 1))
-    element_operators.choose(q.detach(), k.detach(), torch.zeros(B * T, dtype=torch.int32), "triton_kernels")
+    element_operators.choose(q.detach(), k.detach(), torch.zeros(B * T, dtype=torch.int32), T, "triton_kernels")
+    element_operators.choose(q.detach(), k.detach(), None, T, "triton_kernels")
     for pairs in (selection.AT_ONCE, 0):  # the index by one kernel, and by four
         selection.AT_ONCE = pairs
         # What the kernel would have chosen is not there to gather.

@@ -30,12 +30,11 @@ TOKENS = {
 }  # fmt: skip
 #: Operators of ops that only a GPU runs by chunks.
 SCANS = {"delta rule, decoupled": channel_delta_rule.scan, "wkv7": wkv7.scan}
-#: Ops as models call them, without those of PyTorch's kernels, and without Top-1 elements, which read what kernels
-#: chose.
+#: Ops as models call them, without those of PyTorch's kernels.
 LAUNCHED = {
     name: case
     for name, case in CASES.items()
-    if name not in ("attention", "attention window", "flash-attention-2", "selected_attention", "top1_element")
+    if name not in ("attention", "attention window", "flash-attention-2", "selected_attention")
 }
 PACKED = LAUNCHED.keys() - {"linear_cross_entropy", "long_convolution", "ssd_mimo", "taylor_attention"}
 ordinary = GridExecutor.__call__

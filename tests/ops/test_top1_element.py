@@ -124,8 +124,8 @@ def test_decoding_equals_the_whole_sequence():
 def test_operators_keep_their_contracts():
     q, k, v, _ = (x[0].float() for x in draw(1, 30, 2, 1, 32))
     first = torch.zeros(30, dtype=torch.int32)
-    choice = operators.choose(q, k, first, "eager")
-    torch.library.opcheck(operators.choose.overload, (q, k, first, "eager"))
+    choice = operators.choose(q, k, first, 30, "eager")
+    torch.library.opcheck(operators.choose.overload, (q, k, first, 30, "eager"))
     torch.library.opcheck(operators.gather.overload, (v.requires_grad_(), choice, "eager"))
 
 

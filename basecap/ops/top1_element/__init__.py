@@ -1,7 +1,5 @@
 """Top-1 element selection: attention whose output is the value of the best key (arXiv 2505.18522, section 4)."""
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -9,7 +7,7 @@ from basecap.ops._dispatch import Backend, choose, without_autocast
 from basecap.ops._influence import Influence, wide
 from basecap.ops._selection.checks import append_rows, check_cache, check_heads, check_packing
 from basecap.ops._shapes import check_scale
-from basecap.ops._transforms import refuse_create_graph, refuse_transforms, wants_gradients
+from basecap.ops._transforms import refuse_transforms, wants_gradients
 from basecap.ops.attention import attention
 from basecap.ops.top1_element import operators, reference
 from basecap.ops.top1_element.operators import FAMILIES
@@ -62,34 +60,11 @@ def top1_element(
         return q + k.sum() + v.sum()
     if cu_seqlens is not None:
         segments = torch.searchsorted(cu_seqlens, torch.arange(q.shape[1], device=q.device), right=True)[None]
-    first = _first(q, segments)
-    choice = operators.choose(q.detach().flatten(0, 1), k.detach().flatten(0, 1), first, family)
-    o = operators.gather(v.flatten(0, 1), choice, family).unflatten(0, q.shape[:2])
+    soft = None
     if wants_gradients(q, k):
         soft = attention(q, k, v.detach(), scale=scale, segments=segments)
-        if soft.requires_grad and not torch.compiler.is_compiling():
-            # Some of PyTorch's attention kernels have second derivatives, which would lack the terms of v.
-            soft.register_hook(lambda grad: refuse_create_graph("top1_element"))
-        o = _StraightThrough.apply(o, soft)
+    o: Tensor = operators.select(q, k, v, soft, _first(segments), family)
     return o
-
-
-class _StraightThrough(torch.autograd.Function):
-    """Returns its first argument; both get its gradient. A difference to add would be NaN where the second is."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(o: Tensor, soft: Tensor) -> Tensor:
-        return o.clone()
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-        pass
-
-    @staticmethod
-    def backward(ctx: Any, do: Tensor) -> tuple[Tensor, Tensor]:
-        return do, do
 
 
 def top1_element_choice(q: Tensor, k: Tensor, *, segments: Tensor | None = None, backend: Backend = "auto") -> Tensor:
@@ -100,8 +75,8 @@ def top1_element_choice(q: Tensor, k: Tensor, *, segments: Tensor | None = None,
     check_heads({"q": q, "k": k})
     check_packing(q, segments, None)
     family = choose("top1_element", backend, FAMILIES, q)
-    choice = operators.choose(q.detach().flatten(0, 1), k.detach().flatten(0, 1), _first(q, segments), family)
     B, T = q.shape[:2]
+    choice = operators.choose(q.detach().flatten(0, 1), k.detach().flatten(0, 1), _first(segments), T, family)
     row = torch.arange(B, device=q.device, dtype=torch.int32)[:, None, None] * T
     return choice.unflatten(0, (B, T)) - row
 
@@ -180,12 +155,11 @@ def top1_element_step(
     return cache["v"][row, chosen, head].reshape(B, 1, H, K)
 
 
-def _first(q: Tensor, segments: Tensor | None) -> Tensor:
-    """Return int32 [B * T], where each token's sequence starts in the row of all tokens."""
-    B, T = q.shape[:2]
-    token = torch.arange(B * T, device=q.device, dtype=torch.int32).view(B, T)
+def _first(segments: Tensor | None) -> Tensor | None:
+    """Return int32 [B * T], where each token's segment starts in the row of all tokens; None without segments."""
     if segments is None:
-        return token[:, 0].repeat_interleave(T)
+        return None
+    token = torch.arange(segments.numel(), device=segments.device, dtype=torch.int32).view_as(segments)
     fresh = torch.ones_like(segments, dtype=torch.bool)
     fresh[:, 1:] = segments[:, 1:] != segments[:, :-1]
     return torch.where(fresh, token, 0).flatten().cummax(0).values.to(torch.int32)

@@ -15,12 +15,15 @@ def supports(q: Tensor) -> None:
     """Return None: this runs everywhere."""
 
 
-def choose(q_NHK: Tensor, k_NGK: Tensor, first_N: Tensor) -> Tensor:
+def choose(q_NHK: Tensor, k_NGK: Tensor, first_N: Tensor | None, length: int) -> Tensor:
     """Return int32 [N, H], the row of the key first_t <= s <= t with the highest q_t.k_s, the earliest among equals.
 
-    A score that is NaN is never the highest.
+    A score that is NaN is never the highest. Without `first_N` all sequences have `length` tokens.
     """
     N, H, _ = q_NHK.shape
+    if first_N is None:
+        token = torch.arange(N, device=q_NHK.device, dtype=torch.int32)
+        first_N = token - token % length
     G = k_NGK.shape[1]
     wide = torch.promote_types(q_NHK.dtype, torch.float32)
     k_GKN = k_NGK.to(wide).permute(1, 2, 0)

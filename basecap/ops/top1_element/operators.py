@@ -3,13 +3,15 @@
 `family` is one of FAMILIES.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from basecap.ops._dispatch import families, functions_of, without_autocast
 from basecap.ops._saved import save_under_checkpointing
-from basecap.ops._transforms import no_second_derivatives
-from basecap.ops.operators import operator
+from basecap.ops._transforms import no_second_derivatives, refuse_batched_gradients, refuse_create_graph
+from basecap.ops.operators import Direct, operator
 from basecap.ops.top1_element import eager, triton_kernels
 
 #: The fastest first.
@@ -17,16 +19,24 @@ FAMILIES = families(triton_kernels, eager)
 
 
 @operator("basecap::top1_element_choose")
-def choose(q: Tensor, k: Tensor, first: Tensor, family: str) -> Tensor:
-    """Return int32 [N, H], the row of the chosen key; `first` int32 [N] is the start of each token's sequence."""
+def choose(q: Tensor, k: Tensor, first: Tensor | None, length: int, family: str) -> Tensor:
+    """Return int32 [N, H], the row of the chosen key.
+
+    Args:
+        q: [N, H, K].
+        k: [N, G, K].
+        first: int32 [N], the start of each token's sequence; None: all have `length` tokens.
+        length: T.
+        family: one of FAMILIES.
+    """
     run = functions_of(FAMILIES[family]).choose
     # Under autocast plain PyTorch would round the scores to half precision.
     with without_autocast(q.device):
-        return run(q, k, first)
+        return run(q, k, first, length)
 
 
 @choose.register_fake
-def _(q, k, first, family):
+def _(q, k, first, length, family):
     return q.new_empty(q.shape[:2], dtype=torch.int32)
 
 
@@ -47,14 +57,14 @@ def _(v, choice, family):
 
 @operator("basecap::top1_element_scatter")
 def scatter(do: Tensor, choice: Tensor, groups: int, family: str) -> Tensor:
-    """Return [N, G, K], for each key the sum of do over the queries that chose it."""
-    out: Tensor = functions_of(FAMILIES[family]).scatter(do, choice, groups)
-    return out
+    """Return [N, G, K], for each key the sum of do [N, H, K] over the queries that chose it; [B, T] are N as well."""
+    out: Tensor = functions_of(FAMILIES[family]).scatter(do.flatten(0, -3), choice, groups)
+    return out.view(*do.shape[:-2], groups, do.shape[-1])
 
 
 @scatter.register_fake
 def _(do, choice, groups, family):
-    return do.new_empty(do.shape[0], groups, do.shape[2])
+    return do.new_empty(*do.shape[:-2], groups, do.shape[-1])
 
 
 def _setup(ctx, inputs, output):
@@ -69,3 +79,55 @@ def _backward(ctx, do):
 
 gather.register_autograd(_backward, setup_context=_setup)
 scatter.register_autograd(no_second_derivatives("top1_element"))
+
+
+class _StraightThrough(torch.autograd.Function):
+    """Returns its first argument; both get its gradient. A difference to add would be NaN where the second is."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(o: Tensor, soft: Tensor) -> Tensor:
+        return o.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, do: Tensor) -> tuple[Tensor, Tensor]:
+        # Some of PyTorch's attention kernels have second derivatives, which would lack the terms of v.
+        refuse_create_graph("top1_element")
+        return do, do
+
+
+def _by_operators(q, k, v, soft, first, family):
+    choice = choose(q.detach().flatten(0, 1), k.detach().flatten(0, 1), first, q.shape[1], family)
+    o = gather(v.flatten(0, 1), choice, family).unflatten(0, q.shape[:2])
+    return o if soft is None else _StraightThrough.apply(o, soft)
+
+
+def _at_once(q, k, v, soft, first, family):
+    choice = choose.function(q.flatten(0, 1), k.flatten(0, 1), first, q.shape[1], family)
+    return gather.function(v.flatten(0, 1), choice, family).view(q.shape), choice
+
+
+def _setup_of_both(ctx, inputs, output):
+    _, _, v, soft, _, ctx.family = inputs
+    ctx.soft = soft is not None
+    ctx.groups = v.shape[2]
+    ctx.save_for_backward(output[1])
+
+
+def _backward_of_both(ctx, do):
+    refuse_batched_gradients("top1_element", do)
+    if ctx.soft:  # see `_StraightThrough`
+        refuse_create_graph("top1_element")
+    dv = scatter(do, ctx.saved_tensors[0], ctx.groups, ctx.family)
+    return None, None, dv, do if ctx.soft else None, None, None
+
+
+#: Takes queries, keys and values [B, T, heads, K], None or what gets the gradient that the choice has none for, and
+#: what `choose` takes behind keys; returns the values chosen.
+select = Direct("top1_element", _at_once, seen=_by_operators, first=True)
+select.register_autograd(_backward_of_both, setup_context=_setup_of_both)

@@ -1,4 +1,4 @@
-"""Triton kernels of Top-1 element selection: the best key of each query, and the gradient of the chosen values."""
+"""Triton kernels of Top-1 element selection: the best key of each query, its value, and the values' gradient."""
 
 import triton
 import triton.language as tl
@@ -15,6 +15,7 @@ def choose_kernel(
     stride_kt,
     stride_kg,
     N,
+    LENGTH,
     H: tl.constexpr,
     GROUP: tl.constexpr,
     K: tl.constexpr,
@@ -22,14 +23,20 @@ def choose_kernel(
     BQ: tl.constexpr,
     BN: tl.constexpr,
 ):
-    """Write the row of the key first <= s <= t with the highest score, the earliest among equals."""
+    """Write the row of the key first <= s <= t with the highest score, the earliest among equals.
+
+    Where p_first is None, all sequences have LENGTH tokens.
+    """
     tile = tl.num_programs(0) - 1 - tl.program_id(0)
     o_t = tile * BQ + tl.arange(0, BQ)
     h = tl.program_id(1).to(tl.int64)
     g = h // GROUP
     o_k = tl.arange(0, BK)
     m_t = o_t < N
-    first = tl.load(p_first + o_t, m_t, other=N)
+    if p_first is None:
+        first = o_t // LENGTH * LENGTH
+    else:
+        first = tl.load(p_first + o_t, m_t, other=N)
     b_q = tl.load(
         p_q + o_t.to(tl.int64)[:, None] * stride_qt + h * stride_qh + o_k,
         m_t[:, None] & (o_k[None, :] < K),
@@ -52,6 +59,29 @@ def choose_kernel(
         choice = tl.where(top > best, where, choice)
         best = tl.maximum(top, best)
     tl.store(p_choice + o_t.to(tl.int64) * H + h, choice, m_t)
+
+
+@triton.jit
+def gather_kernel(
+    p_v,
+    p_choice,
+    p_o,
+    stride_vt,
+    stride_vg,
+    pairs,
+    H: tl.constexpr,
+    GROUP: tl.constexpr,
+    K: tl.constexpr,
+    BK: tl.constexpr,
+    BM: tl.constexpr,
+):
+    """Write the values of BM pairs of a query and a head."""
+    i = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)
+    o_k = tl.arange(0, BK)
+    choice = tl.load(p_choice + i, i < pairs, other=0).to(tl.int64)
+    p = p_v + (choice * stride_vt + i % H // GROUP * stride_vg)[:, None] + o_k
+    mask = (i < pairs)[:, None] & (o_k[None, :] < K)
+    tl.store(p_o + i[:, None] * K + o_k, tl.load(p, mask, other=0.0), mask)
 
 
 @triton.jit

@@ -1,4 +1,4 @@
-"""Launches the Triton kernels. Signatures as in `eager`, which gathers: PyTorch does that as fast."""
+"""Launches the Triton kernels. Signatures as in `eager`."""
 
 import torch
 import triton
@@ -6,13 +6,10 @@ from torch import Tensor
 
 from basecap.ops._launch import block_of, dense
 from basecap.ops._selection.launch import invert
-from basecap.ops.top1_element.eager import gather
 from basecap.ops.top1_element.triton_kernels import kernels
 
-__all__ = ["choose", "gather", "scatter"]
 
-
-def choose(q: Tensor, k: Tensor, first: Tensor) -> Tensor:
+def choose(q: Tensor, k: Tensor, first: Tensor | None, length: int) -> Tensor:
     """Return int32 [N, H], the row of the best key; see `eager.choose`."""
     q, k = dense(q), dense(k)
     N, H, K = q.shape
@@ -21,11 +18,22 @@ def choose(q: Tensor, k: Tensor, first: Tensor) -> Tensor:
     choice = torch.empty(N, H, dtype=torch.int32, device=q.device)
     rows = 64 if small else 128
     kernels.choose_kernel[triton.cdiv(N, rows), H](
-        q, k, first, choice, *q.stride()[:2], *k.stride()[:2], N,
+        q, k, first, choice, *q.stride()[:2], *k.stride()[:2], N, length,
         H=H, GROUP=H // k.shape[1], K=K, BK=width, BQ=rows, BN=64,
         num_warps=8 if width > 64 else 4, num_stages=1 if small else 3,
     )  # fmt: skip
     return choice
+
+
+def gather(v: Tensor, choice: Tensor) -> Tensor:
+    """Return [N, H, K], the chosen values."""
+    v = dense(v)
+    (N, H), K = choice.shape, v.shape[2]
+    o, pairs = v.new_empty(N, H, K), 32
+    kernels.gather_kernel[(triton.cdiv(N * H, pairs),)](
+        v, choice, o, *v.stride()[:2], N * H, H=H, GROUP=H // v.shape[1], K=K, BK=block_of(K), BM=pairs
+    )
+    return o
 
 
 def scatter(do: Tensor, choice: Tensor, groups: int) -> Tensor:
