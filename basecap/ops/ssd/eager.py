@@ -52,8 +52,7 @@ def ssd(
     q_BMGCK, k_BMGCK = (cut(x).transpose(2, 3) for x in (q_BTGK, k_BTGK))
     v_BMGCRV = cut(v_BTHV).unflatten(3, (G, R)).transpose(2, 3)
     # Differences of these sums are the exponents: in float32 strong decays would leave few digits for weak ones.
-    exact_BTH = finite_log_decay(log_decay_BTH).to(exact_dtype(log_decay_BTH.device))
-    total_BMCH = running_sums(cut(exact_BTH), 2)
+    total_BMCH = running_sums(cut(finite_log_decay(log_decay_BTH).to(exact_dtype(log_decay_BTH.device))), 2)
     ids_BMC = ids_of_chunks(segments, C)
     within, to_end, from_start = _decays(total_BMCH, ids_BMC, wide)
 

@@ -127,7 +127,7 @@ def _backward_of_both(ctx, do):
     return None, None, dv, do if ctx.soft else None, None, None
 
 
-#: Takes queries, keys and values [B, T, heads, K], None or what gets the gradient that the choice has none for, and
-#: what `choose` takes behind keys; returns the values chosen.
+#: Takes queries, keys and values [B, T, heads, K]; the attention whose gradient stands for that of the choice, or
+#: None; and `first` and `family` as `choose`. Returns the values chosen.
 select = Direct("top1_element", _at_once, seen=_by_operators, first=True)
 select.register_autograd(_backward_of_both, setup_context=_setup_of_both)
