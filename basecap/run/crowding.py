@@ -1,12 +1,11 @@
 """Jobs that found too little memory beside others: every executor starts them again, where they have more of it."""
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 
 from basecap.plan.runs import RunSpec
 from basecap.records import RunInfo
 from basecap.run.evaluation_job import StoredPoint
-from basecap.run.jobs import JobFailure, Trial, lacks_memory
+from basecap.run.jobs import JobFailure, Trial, lacks_memory, lacks_memory_of_machine
 from basecap.system.processes import Shared
 
 #: What a job returns: what a trial found, the info of a run (None: another command trains it), the evaluations that
@@ -35,8 +34,7 @@ def memory_of(messages: Sequence[str]) -> Shared:
     >>> memory_of(["OutOfMemoryError: CUDA out of memory."]), memory_of(["MemoryError: no room"])
     ('place', 'machine')
     """
-    found = re.search(r"\bMemoryError|DefaultCPUAllocator|was killed", " ".join(filter(lacks_memory, messages)))
-    return "machine" if found else "place"
+    return "machine" if any(map(lacks_memory_of_machine, messages)) else "place"
 
 
 def starts_again(what: str, messages: Sequence[str], when: str, log: Callable[[str], None]) -> bool:

@@ -154,7 +154,7 @@ def evaluate_point(
             except LostDirectory:
                 raise
             except Exception as error:  # a fault of one evaluation must not cost the others
-                failures[evaluation.declaration.name] = describe_failure(error)
+                failures[evaluation.declaration.name] = describe_failure(error, device)
     return failures
 
 

@@ -71,5 +71,5 @@ def _evaluate(records: RunRecords, study: StudyConfig, runtime: Runtime) -> dict
         except LostDirectory:
             raise
         except Exception as error:  # a fault of one evaluation must not cost the others
-            failures[evaluation.declaration.name] = describe_failure(error)
+            failures[evaluation.declaration.name] = describe_failure(error, runtime.device)
     return failures

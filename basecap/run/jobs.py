@@ -31,6 +31,10 @@ NO_ROOM = "do not fit into the memory"
 #: Words of errors when memory is full: on a GPU in an allocation, in a kernel or in a library of NVIDIA; on a CPU, in
 #: Python, and of trials.
 NO_MEMORY = ("out of memory", "ALLOC_FAILED", "DefaultCPUAllocator", "MemoryError", NO_ROOM)
+#: Bytes that a process takes on a GPU beside its tensors: its context, kernels and the workspace of libraries.
+CONTEXT = 2**30
+#: The share of a GPU's memory that other processes may hold before a job that lacks memory lacks theirs.
+LITTLE = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,16 +130,42 @@ def lacks_memory(message: str) -> bool:
     return any(words in message for words in NO_MEMORY)
 
 
+def lacks_memory_of_machine(message: str) -> bool:
+    """Whether it was this machine that had no room, or may have been."""
+    return lacks_memory(message) and bool(re.search(r"\bMemoryError|DefaultCPUAllocator|was killed", message))
+
+
+def held_elsewhere(device: torch.device) -> str | None:
+    """Say how much of a GPU's memory this process could have, where others hold much of it; None where they do not."""
+    if device.type != "cuda":
+        return None
+    try:
+        free, total = torch.cuda.mem_get_info(device)
+    except RuntimeError:  # there is no room even for a context, without which CUDA does not tell
+        return f"{device} had none free, as other processes hold it; the same command tries again."
+    ours = free + torch.cuda.memory_reserved(device)
+    if total - ours - CONTEXT < LITTLE * total:
+        return None
+    share = f"{ours / 2**30:.1f} of {total / 2**30:.1f} GiB"
+    return f"{device} had {share} free, as other processes hold the rest; the same command tries again."
+
+
 def varying_operation(message: str) -> str | None:
     """Return PyTorch's name of the operation without a deterministic form that a job failed of, or None."""
     found = re.search(r"(\w+) does not have a deterministic implementation", message)
     return None if found is None else found[1]
 
 
-def describe_failure(error: BaseException) -> JobFailure:
-    """Return the message of an error that is being handled, with the line of a plugin that it came through."""
+def describe_failure(error: BaseException, device: torch.device) -> JobFailure:
+    """Return the message of an error that is being handled, with the line of a plugin that it came through.
+
+    Where `device` had no room because other processes hold its memory, it says that instead.
+    """
     expected = isinstance(error.__cause__ if isinstance(error, SharedError) else error, BasecapError | None)
-    return JobFailure(message=message_with_place(error), traceback=None if expected else traceback.format_exc())
+    message = message_with_place(error)
+    if lacks_memory(message) and not lacks_memory_of_machine(message) and (held := held_elsewhere(device)):
+        message = f"out of memory: {held}"
+    return JobFailure(message=message, traceback=None if expected else traceback.format_exc())
 
 
 def report_failure(what: str, failure: JobFailure, log: Callable[[str], None]) -> None:

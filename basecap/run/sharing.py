@@ -10,7 +10,7 @@ import torch
 
 from basecap.plan.estimate import matrix_rate
 from basecap.plan.runs import RunSpec, costs
-from basecap.run.jobs import free_memory
+from basecap.run.jobs import CONTEXT, free_memory
 from basecap.run.trial import build, in_memory, training_step
 from basecap.testing.subject import undisturbed
 from basecap.train.distributed import Processes
@@ -18,8 +18,6 @@ from basecap.train.placement import DevicePlacement
 
 #: The most runs that share a GPU, whatever room they leave: each is a process with a thread that starts kernels.
 MOST = 8
-#: Bytes that a process takes on a GPU beside its tensors: its context, kernels and the workspace of libraries.
-CONTEXT = 2**30
 #: Share of a GPU's memory that runs may plan with: fragments take the rest.
 USABLE = 0.95
 

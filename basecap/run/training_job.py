@@ -78,7 +78,7 @@ def _train_claimed(run: RunSpec, runtime: Runtime) -> RunInfo:
     except LostDirectory:  # nothing more can be recorded in it
         raise
     except Exception as error:  # a bug in one mixer must not cost the other runs; the trace is kept with the run
-        failure = describe_failure(error)
+        failure = describe_failure(error, runtime.device)
         diverged = isinstance(error, TrainingError) and not isinstance(error, SharedError)
         info = replace(started.failed(failure.message, failure.traceback), diverged=diverged)
         alone = None if group.world == 1 or isinstance(error, TrainingError) else error

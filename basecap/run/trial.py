@@ -27,6 +27,7 @@ from basecap.run.jobs import (
     Trial,
     describe_failure,
     free_memory,
+    held_elsewhere,
     lacks_memory,
     report_failure,
     varying_operation,
@@ -172,7 +173,7 @@ def try_run(run: RunSpec, runtime: Runtime) -> Trial:
                 rest = runtime.evaluations, runtime.workloads[run.task], placement
                 trial = in_memory(run, placement.device, partial(_run, run, *rest, timed=held is None))
         except (Exception, SystemExit) as error:  # a fault of one architecture must not cost the others
-            failure = replace(describe_failure(error), ops=dict(sorted(IMPLEMENTATIONS.items())))
+            failure = replace(describe_failure(error, placement.device), ops=dict(sorted(IMPLEMENTATIONS.items())))
             if lacks_memory(error_sentence(error)):
                 failure = _memory_failure(failure, run, placement, runtime.log)
             raised = True
@@ -280,17 +281,7 @@ def _memory_failure(
     if run.train.mesh(world)[1] > 1:
         log(f"{run.architecture} trains without a trial step, as one process has no room for the whole model.")
         return None
-    message = (
-        f"{run.train.forward_batch(world)} sequences of {run.length} tokens {NO_ROOM} of {device}"
-        f"{_held_elsewhere(device)}; lower train.micro_batch or set train.checkpointing=true."
-    )
-    return replace(failure, message=message)
-
-
-def _held_elsewhere(device: torch.device) -> str:
-    """Say how much of a GPU's memory other processes hold; "" where that is little."""
-    if device.type != "cuda":
-        return ""
-    free, total = torch.cuda.mem_get_info(device)
-    held = total - free - torch.cuda.memory_reserved(device)
-    return f" ({100 * held / total:.0f} % is held by other processes)" if held > total / 10 else ""
+    needed = f"{run.train.forward_batch(world)} sequences of {run.length} tokens {NO_ROOM} of {device}"
+    held = held_elsewhere(device)
+    advice = f": {held}" if held else "; lower train.micro_batch or set train.checkpointing=true."
+    return replace(failure, message=needed + advice)

@@ -13,12 +13,12 @@ from basecap.plan.runs import plan_runs
 from basecap.plugins import load_plugin
 from basecap.records import StudyRecords
 from basecap.report.text_summary import remarks
-from basecap.run import trial
+from basecap.run import jobs, trial
 from basecap.run.continue_text import continue_text
 from basecap.run.execute import execute
 from basecap.run.executors import Resources
-from basecap.run.jobs import Runtime
-from basecap.run.trial import _held_elsewhere, try_run
+from basecap.run.jobs import CONTEXT, Runtime, describe_failure, held_elsewhere
+from basecap.run.trial import try_run
 from basecap.study.config import load_study, select
 from basecap.system.locks import is_locked
 from basecap.train.distributed import Processes
@@ -182,12 +182,62 @@ def test_a_trial_that_lacks_memory_is_repeated_as_training_needs_it(settings, ro
     assert said == (untried if "parallel" in settings else [])
 
 
-@pytest.mark.parametrize(("free", "words"), [(1, " (75 % is held by other processes)"), (14, "")])
+HELD = "cuda:0 had 5.0 of 20.0 GiB free, as other processes hold the rest; the same command tries again."
+
+
+FULL = "cuda:0 had none free, as other processes hold it; the same command tries again."
+
+
+@pytest.mark.parametrize(("free", "words"), [(1, HELD), (None, FULL), (14, None)])
 def test_a_gpu_that_others_fill_is_named(free, words, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 20))
-    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 4)
-    assert _held_elsewhere(torch.device("cuda")) == words
-    assert _held_elsewhere(torch.device("cpu")) == ""
+    def mem_get_info(device):
+        if free is None:
+            raise RuntimeError("CUDA error: out of memory")
+        return free * CONTEXT, 20 * CONTEXT
+
+    monkeypatch.setattr(torch.cuda, "mem_get_info", mem_get_info)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 4 * CONTEXT)
+    gpu = torch.device("cuda", 0)
+    assert held_elsewhere(gpu) == words and held_elsewhere(torch.device("cpu")) is None
+    for error, lacks in ((torch.OutOfMemoryError("CUDA out of memory."), True), (MemoryError("no room"), False)):
+        message = describe_failure(error, gpu).message
+        assert message == (f"out of memory: {words}" if words and lacks else f"{type(error).__name__}: {error}")
+
+
+@pytest.mark.parametrize(
+    ("name", "when", "message"),
+    [
+        (
+            "early",
+            "True",
+            f"failed before training: 8 sequences of 32 tokens do not fit into the memory of cpu: {HELD}",
+        ),
+        ("late", 'list(OUT.glob("runs/*/metrics.jsonl"))', f"(seed 0) failed: out of memory: {HELD}"),
+    ],
+)
+def test_a_run_whose_memory_others_hold_says_so_and_the_same_command_continues_it(
+    name, when, message, study, tmp_path, monkeypatch
+):
+    path, out, full, plugin = (tmp_path / file for file in ("tiny.yaml", "out", "full", "held.py"))
+    for module in (jobs, trial):
+        monkeypatch.setattr(module, "held_elsewhere", lambda device: HELD)
+    held = PLUGIN.replace('"breaks"', f'"{name}"').replace("x * torch.nan", "fail(torch.OutOfMemoryError)")
+    held = held.replace("self.calls >= 3", f"self.training and FULL.exists() and {when}")
+    plugin.write_text(f"from pathlib import Path\nOUT, FULL = Path({str(out)!r}), Path({str(full)!r})\n{FAIL}{held}")
+    load_plugin(plugin)
+    path.write_text(yaml.safe_dump(study | {"architectures": [name], "reference": name, "evals": ["domain-loss"]}))
+    config, on = load_study(str(path)), Resources(device="cpu")
+
+    def command():
+        said = []
+        return execute(config, out, only={name}, on=on, plugins=[plugin], log=said.append, allow_unproved=True), said
+
+    full.touch()
+    (info,), said = command()
+    assert info.status == "failed" and f"{name} {message}" in said and "OutOfMemoryError" in info.traceback
+    full.unlink()
+    (info,), said = command()
+    assert info.status == "finished" and not info.message and not any("failed" in line for line in said)
 
 
 def test_a_trial_leaves_nothing_behind(study, plugin, tmp_path, monkeypatch):
