@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from basecap.errors import ConfigError
+from basecap.ops._kept import Kept
 from basecap.ops.attention import attention, attention_step, eager, entropy, flex_kernels, influence, reference
 from basecap.testing.tolerance import assert_as_accurate
 
@@ -279,6 +280,23 @@ def test_lists_of_tiles_are_contiguous_whatever_the_tiles_are():
     assert count.is_contiguous() and columns.is_contiguous()
     for row, n, places in zip(tiles.flatten(0, 2), count.flatten(), columns.flatten(0, 2), strict=True):
         assert places[:n].tolist() == row.nonzero().flatten().tolist()
+
+
+def test_a_mask_of_sizes_alone_is_made_once(monkeypatch: pytest.MonkeyPatch):
+    masks = flex_kernels._MASKS
+    monkeypatch.setattr(flex_kernels, "_MASKS", Kept(masks.make, masks.tensors))
+    given = []
+    monkeypatch.setattr(flex_kernels, "kernel", lambda: lambda q, k, v, **options: given.append(options) or v)
+    q, k, v = (x.detach() for x in inputs(T=256, dtype=torch.float32))
+    segments = torch.zeros(len(q), 256, dtype=torch.int64)
+    with torch.inference_mode():
+        for ids in (None, None, segments, segments):
+            flex_kernels.attention(q, k, v, 0.5, 128, None, ids)
+    with torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        flex_kernels.attention(*(mode.from_tensor(x) for x in (q, k, v)), 0.5, 128, None, None)
+    first, second, *others = (options["block_mask"] for options in given)
+    assert first is second and first not in others and others[0] is not others[1]
+    assert not any(x is None or x.is_inference() for x in masks.tensors(first))
 
 
 def test_tiles_of_a_mask_can_be_left_out():

@@ -11,6 +11,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from basecap.errors import ConfigError
 from basecap.ops import (
+    _kept,
     top1_chunk,
     top1_chunk_cache,
     top1_chunk_choice,
@@ -221,10 +222,9 @@ def test_large_scores_in_half_precision(dtype: torch.dtype, size: float):
 
 
 def test_a_grid_in_a_cuda_graph_outlives_those_of_other_lengths(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(grids, "_GRIDS", {})
-    monkeypatch.setattr(grids, "_IN_GRAPHS", {})
+    monkeypatch.setattr(grids, "_GRIDS", _kept.Kept(grids._uniform_grid, lambda grid: grid))
     capturing = False
-    monkeypatch.setattr(grids, "_captures", lambda device: capturing)
+    monkeypatch.setattr(_kept, "_captures", lambda device: capturing)
     x, other = torch.empty(2, 40, 1, 8), torch.empty(2, 41, 1, 8)
     before = chunk_grid(x, 16, None, None)
     capturing = True
@@ -234,31 +234,29 @@ def test_a_grid_in_a_cuda_graph_outlives_those_of_other_lengths(monkeypatch: pyt
     capturing = False
     for length in range(1, 40):
         chunk_grid(torch.empty(1, length, 1, 8), 16, None, None)
-    assert len(grids._GRIDS) <= grids.MOST_GRIDS
+    assert len(grids._GRIDS.kept) <= _kept.MOST_KEPT
     assert chunk_grid(x, 16, None, None) is before
 
 
 @pytest.mark.parametrize("transform", ["fake tensors", "functionalize"])
 def test_a_grid_of_traced_tensors_is_not_used_again(transform: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(grids, "_GRIDS", {})
-    monkeypatch.setattr(grids, "_IN_GRAPHS", {})
+    monkeypatch.setattr(grids, "_GRIDS", _kept.Kept(grids._uniform_grid, lambda grid: grid))
     x = torch.ones(1, 64, 2, 32)
     if transform == "fake tensors":
         with torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True):
             top1_chunk(x, x, x, chunk=16)
     else:
         torch.func.functionalize(lambda x: top1_chunk(x, x, x, chunk=16))(x)
-    assert not grids._GRIDS
+    assert not grids._GRIDS.kept
     torch.testing.assert_close(top1_chunk(x, x, x, chunk=16), x)
 
 
 def test_another_stream_waits_for_no_grid_of_the_first(monkeypatch: pytest.MonkeyPatch):
     """It may run before the first stream has computed it, and after the first used its memory for something else."""
-    monkeypatch.setattr(grids, "_GRIDS", {})
-    monkeypatch.setattr(grids, "_IN_GRAPHS", {})
+    monkeypatch.setattr(grids, "_GRIDS", _kept.Kept(grids._uniform_grid, lambda grid: grid))
     stream, capturing = 0, False
-    monkeypatch.setattr(grids, "_stream", lambda device: stream)
-    monkeypatch.setattr(grids, "_captures", lambda device: capturing)
+    monkeypatch.setattr(_kept, "_stream", lambda device: stream)
+    monkeypatch.setattr(_kept, "_captures", lambda device: capturing)
     x = torch.empty(2, 40, 1, 8)
     first = chunk_grid(x, 16, None, None)
     stream = 1

@@ -110,10 +110,9 @@ def _blocks(
         return torch.cat([x[:, :-1], x[:, 1:]], dim=2)
 
     q, k, v = own(q_BTHK), own_and_previous(k_BTGK), own_and_previous(v_BTGV)
-    i = torch.arange(window, device=q.device)[:, None]
-    j = torch.arange(2 * window, device=q.device)[None, :] - window
-    block = torch.arange(blocks, device=q.device)[:, None, None]
-    visible = (j <= i) & (j > i - window) & (block * window + j >= 0)
+    band = torch.ones(window, 2 * window, dtype=torch.bool, device=q.device).triu(1).tril(window)
+    visible = band.repeat(blocks, 1, 1)
+    visible[0, :, :window] = False  # nothing comes before the first block
     if segments is None:
         mask = visible.expand(B, blocks, window, 2 * window)
     else:

@@ -1,59 +1,11 @@
 """Chunk boundaries: sequences of any lengths, packed in one row of tokens, each cut into chunks from its start."""
 
-from functools import cache
-
 import torch
 from torch import Tensor
 
 from basecap.errors import ConfigError, nearest
-from basecap.ops._kinds import kinds_of
+from basecap.ops._kept import Kept, is_plain
 from basecap.ops._shapes import check_scale, is_whole
-
-Key = tuple[int, int, int, torch.device]
-Grid = tuple[Tensor, Tensor]
-
-#: Grids of batches of one length by their arguments and the stream that computes with them: another stream may come
-#: before they are computed. And those that a CUDA graph reads, for ever.
-_GRIDS: dict[tuple[Key, int], Grid] = {}
-_IN_GRAPHS: dict[Key, Grid] = {}
-#: Grids that are kept beside those; beyond this many all are forgotten.
-MOST_GRIDS = 32
-
-
-def _uniform(batch: int, length: int, chunk: int, device: torch.device) -> Grid:
-    """Return `_uniform_grid`, from an earlier call where there was one."""
-    key = (batch, length, chunk, device)
-    if _captures(device):
-        # All streams were waited for before a capture.
-        grid = _IN_GRAPHS.get(key) or next((grid for (other, _), grid in [*_GRIDS.items()] if other == key), None)
-        if grid is None:
-            return _uniform_grid(*key)  # only the graph computes it, so that nothing else may use it
-        _IN_GRAPHS[key] = grid
-        return grid
-    own = (key, _stream(device))
-    grid = _GRIDS.get(own) or _IN_GRAPHS.get(key)
-    if grid is None:
-        with torch.inference_mode(False):  # a cached grid may be used in a training step next
-            grid = _uniform_grid(*key)
-        if kinds_of(grid, []) is None:  # a mode or a transform made it and alone can use it
-            return grid
-        if len(_GRIDS) >= MOST_GRIDS:
-            _GRIDS.clear()
-        _GRIDS[own] = grid
-    return grid
-
-
-def _captures(device: torch.device) -> bool:
-    return _is_cuda(device) and torch.cuda.is_current_stream_capturing()
-
-
-def _stream(device: torch.device) -> int:
-    return torch._C._cuda_getCurrentRawStream(device.index) if _is_cuda(device) else 0
-
-
-@cache
-def _is_cuda(device: torch.device) -> bool:
-    return device.type == "cuda"  # the name is made anew each time
 
 
 def _uniform_grid(batch: int, length: int, chunk: int, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -65,6 +17,10 @@ def _uniform_grid(batch: int, length: int, chunk: int, device: torch.device) -> 
     first = (row * per_row).expand_as(start)
     own = first[:, :1] + (torch.arange(length, device=device) >> _log2(chunk))
     return torch.stack([start, end, first], dim=2).flatten(0, 1).to(torch.int32), own.flatten().to(torch.int32)
+
+
+#: Grids of batches of one length.
+_GRIDS = Kept(_uniform_grid, lambda grid: grid)
 
 
 def _log2(chunk: int) -> int:
@@ -134,6 +90,4 @@ def chunk_grid(x_BTGK: Tensor, chunk: int, segments: Tensor | None, cu_seqlens: 
         cu_seqlens = bounds_of(segments)
     if cu_seqlens is not None:
         return _packed_grid(cu_seqlens, B * T, chunk)
-    # Traced tensors must not be cached.
-    plain = type(x_BTGK) in (Tensor, torch.nn.Parameter) and not torch.compiler.is_compiling()
-    return (_uniform if plain else _uniform_grid)(B, T, chunk, x_BTGK.device)
+    return (_GRIDS if is_plain(x_BTGK) else _uniform_grid)(B, T, chunk, x_BTGK.device)

@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
+from basecap.ops._kept import Kept, is_plain
+
 RUNS, BACKEND = "FlexAttention", None
 
 #: Queries and keys of one tile; tiles without a visible pair are never touched.
@@ -93,6 +95,16 @@ def _listed(tiles: Tensor) -> tuple[Tensor, Tensor]:
     return ones.sum(-1, dtype=torch.int32), ones.argsort(dim=-1, descending=True, stable=True).to(torch.int32)
 
 
+def _tensors(mask: BlockMask) -> list[Tensor | None]:
+    kinds = "kv_num_blocks", "kv_indices", "q_num_blocks", "q_indices"
+    return [getattr(mask, prefix + kind) for prefix in ("", "full_") for kind in kinds]
+
+
+#: Masks without segments. A mask takes as long to make as ten launches of FlexAttention, and one that the compiled
+#: function has seen is checked in a tenth of the time.
+_MASKS = Kept(lambda batch, length, window, device: block_mask(batch, length, window, None, device), _tensors)
+
+
 def attention(
     q_BTHK: Tensor,
     k_BTGK: Tensor,
@@ -104,7 +116,11 @@ def attention(
     sinks: None = None,
 ) -> Tensor:
     """Return [B, T, H, V]; memory O(T)."""
-    mask = block_mask(q_BTHK.shape[0], q_BTHK.shape[1], window, segments, q_BTHK.device)
+    (B, T), device = q_BTHK.shape[:2], q_BTHK.device
+    if segments is None and is_plain(q_BTHK):
+        mask = _MASKS(B, T, window, device)
+    else:
+        mask = block_mask(B, T, window, segments, device)
     with_slope = None
     if slopes is not None:
 
