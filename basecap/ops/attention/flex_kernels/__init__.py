@@ -75,18 +75,24 @@ def block_mask(
     tile = torch.arange(-(-length // BLOCK), device=device)
     apart = BLOCK * (tile[:, None] - tile)  # from the first query to the first key
     some = (apart >= 0) & (apart - (BLOCK - 1) < window)
-    every = (apart > 0) & (apart + (BLOCK - 1) < window)
+    # None are whole where something else says which pairs see each other.
+    every = (apart > 0) & (apart + (BLOCK - 1) < window) if seen is None else None
     if segments is not None:
         first, last = segments[:, ::BLOCK], segments[:, BLOCK - 1 :: BLOCK]
         some = some & (last[:, None, :] >= first[:, :, None])
-        every = every & (first[:, None, :] == last[:, :, None])
-    some, every = (x.expand(batch, 1, *x.shape[-2:]) if x.dim() == 2 else x[:, None] for x in (some, every))
-    if open_BHNN is not None:
-        some, every = some & open_BHNN, every & open_BHNN
-    if seen is not None:
-        every = torch.zeros_like(every)
-    tiles = _listed(some & ~every), _listed(every)
-    return BlockMask.from_kv_blocks(*tiles[0], *tiles[1], BLOCK, visible, seq_lengths=(length, length))
+        every = None if every is None else every & (first[:, None, :] == last[:, :, None])
+    some = _looked_at(some, batch, open_BHNN)
+    whole: tuple[Tensor | None, Tensor | None] = None, None
+    if every is not None:
+        every = _looked_at(every, batch, open_BHNN)
+        some, whole = some & ~every, _listed(every)
+    return BlockMask.from_kv_blocks(*_listed(some), *whole, BLOCK, visible, seq_lengths=(length, length))
+
+
+def _looked_at(tiles: Tensor, batch: int, open_BHNN: Tensor | None) -> Tensor:
+    """Return [B, heads, tiles of queries, tiles of keys], those of `tiles` that are open; heads may be 1 for all."""
+    tiles = tiles.expand(batch, 1, *tiles.shape[-2:]) if tiles.dim() == 2 else tiles[:, None]
+    return tiles if open_BHNN is None else tiles & open_BHNN
 
 
 def _listed(tiles: Tensor) -> tuple[Tensor, Tensor]:
@@ -100,8 +106,7 @@ def _tensors(mask: BlockMask) -> list[Tensor | None]:
     return [getattr(mask, prefix + kind) for prefix in ("", "full_") for kind in kinds]
 
 
-#: Masks without segments. A mask takes as long to make as ten launches of FlexAttention, and one that the compiled
-#: function has seen is checked in a tenth of the time.
+#: Masks without segments: a mask takes several times as long to make as FlexAttention to launch.
 _MASKS = Kept(lambda batch, length, window, device: block_mask(batch, length, window, None, device), _tensors)
 
 
