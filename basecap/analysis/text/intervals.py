@@ -55,15 +55,6 @@ class Errors:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plain:
-    """Differences to the reference by row, [A], each for itself: values, standard errors, degrees of freedom."""
-
-    value: ndarray
-    error: ndarray
-    freedom: ndarray
-
-
-@dataclass(frozen=True, kw_only=True)
 class Estimates:
     """Differences to the reference by row, [A]: values, errors, half-widths of intervals.
 
@@ -115,21 +106,6 @@ class Table:
             shared=shared,
             split=split_range(reference, SPLIT_LEVEL),
         )
-
-    def plain(self, weights: ndarray) -> Plain:
-        """Return what the table says of the mean over domains with `weights` [D], each row alone, nothing drawn."""
-        own, theirs = self._levels(weights)
-        shared = Shared.fitted([*map(_sample, own), Runs.of(self.reference @ weights)])
-        errors = self._errors(weights, own, theirs, shared)
-        if shared is None:
-            ours, others = (np.array([found[side][1] for found in self._scatter]) for side in (0, 1))
-        else:
-            ours, others = (np.array([shared.worth(len(part) - 1) for part in group]) for group in (own, theirs))
-        parts = np.stack([errors.own, errors.reference, np.diag(errors.documents)])
-        freedoms = np.stack([ours, others, np.full(len(own), float(self.documents))])
-        variance = np.maximum(parts.sum(0), TINY)
-        freedom = 1 / np.sum((parts / variance) ** 2 / freedoms, axis=0)  # Satterthwaite
-        return Plain(value=_differences(own, theirs), error=np.sqrt(variance), freedom=freedom)
 
     def precisions(self, domains: int) -> ndarray:
         """Return weights of domains by precision, [D], the same in every row: the inverse of their mean variance."""

@@ -16,9 +16,8 @@ from dataclasses import replace
 import numpy as np
 
 from basecap.analysis.rows import CopyingShares, Direction, Gap, Interval, Maturity, Verdict
-from basecap.analysis.student import student_quantile
 from basecap.analysis.text import reasons
-from basecap.analysis.text.intervals import TINY, Plain
+from basecap.analysis.text.intervals import TINY, Estimates
 from basecap.analysis.text.losses import RunLosses
 from basecap.analysis.text.power import MOST_RUNS
 
@@ -33,8 +32,11 @@ LATER = 2.4
 AFTER_DECAY = 2.5
 #: A point beside which copying was measured lies within this factor of its tokens.
 NEAR = 2.0
-#: Probability with which each end of the intervals of a drift, and of the gap over the next range, may be wrong.
-LEVEL = 0.05
+#: Probability that the interval of a drift, or of the gap over the next range, leaves out what is true: half at each
+#: end.
+DIRECTION_LEVEL = 0.1
+#: Draws of errors behind them: others would move their ends by 1 % of a half-width.
+DIRECTION_DRAWS = 10_000
 
 
 def share_after(run: RunLosses, tokens: float) -> float:
@@ -117,20 +119,17 @@ def _more_tokens(started: float | None, passed: float | None, share: float, end:
     return more if more > 0 else None
 
 
-def directions(drift: Plain, level: Plain, after: Plain) -> list[Direction]:
+def directions(drift: Estimates, level: Estimates, after: Estimates) -> list[Direction]:
     """Return where the gap of each row goes, from its drift, its level and its level over the next range."""
-    found = []
-    for row in range(len(level.value)):
-        moved, following = (_interval(plain, row) for plain in (drift, after))
-        now = float(level.value[row] + drift.value[row] / 2)
-        found.append(Direction(now=now, drift=moved, next=following))
-    return found
+    now = (level.value + drift.value / 2).tolist()
+    found = zip(now, _intervals(drift), _intervals(after), strict=True)
+    return [Direction(now=there, drift=moved, next=following) for there, moved, following in found]
 
 
-def _interval(plain: Plain, row: int) -> Interval:
-    value, freedom = float(plain.value[row]), float(plain.freedom[row])
-    half = float(plain.error[row]) * student_quantile(freedom, 1 - LEVEL)
-    return Interval(value=value, low=value - half, high=value + half)
+def _intervals(found: Estimates) -> list[Interval]:
+    """Return the interval of each row alone."""
+    ends = zip(found.value.tolist(), found.half.single.tolist(), strict=True)
+    return [Interval(value=value, low=value - half, high=value + half) for value, half in ends]
 
 
 def with_state(direction: Direction, word: Verdict, tolerance: float | None) -> Direction:

@@ -68,14 +68,10 @@ class Runs:
 
 @dataclass(frozen=True)
 class Shared:
-    """The distribution of variances over architectures: how likely each (freedom, scale) is, [F, S], and the scales.
-
-    `whole` are the degrees of freedom of all runs together, which it was fitted to.
-    """
+    """The distribution of variances over architectures: how likely each (freedom, scale) is, [F, S], and the scales."""
 
     likely: ndarray
     scales: ndarray
-    whole: float
 
     @classmethod
     def fitted(cls, found: Sequence[Runs]) -> "Shared | None":
@@ -91,7 +87,7 @@ class Shared:
         densities = [_log_density(ratios, own, free) - np.log(scales)[:, None] for free in SHARED_FREEDOMS]
         logs = np.sum(densities, axis=-1)
         likely = np.exp(logs - logs.max())
-        return cls(likely=likely / likely.sum(), scales=scales, whole=float(own.sum()))
+        return cls(likely=likely / likely.sum(), scales=scales)
 
     @property
     def freedom(self) -> float:
@@ -106,12 +102,6 @@ class Shared:
     def moderate(self, variance: Number, freedom: int) -> Number:
         """Return the best estimate of a variance with `freedom` degrees of freedom of its own."""
         return (self.freedom * self.scale + variance * freedom) / (self.freedom + freedom)
-
-    def worth(self, freedom: int) -> float:
-        """Return how many degrees of freedom `moderate` has: no more than all runs together."""
-        if freedom:
-            return min(self.freedom + freedom, self.whole)
-        return 1 / (1 / SPREAD + 1 / self.whole)
 
     def draw(self, draws: int, generator: np.random.Generator) -> tuple[ndarray, ndarray]:
         """Draw freedoms and scales, [draws] each."""

@@ -13,7 +13,14 @@ from basecap.analysis.text.draws import fewest_units
 from basecap.analysis.text.gap_curve import gap_curve
 from basecap.analysis.text.intervals import TINY, Estimates, Table
 from basecap.analysis.text.losses import RunLosses
-from basecap.analysis.text.maturity import directions, runs_to_settle, verdict_of, with_state
+from basecap.analysis.text.maturity import (
+    DIRECTION_DRAWS,
+    DIRECTION_LEVEL,
+    directions,
+    runs_to_settle,
+    verdict_of,
+    with_state,
+)
 from basecap.analysis.text.measured import Measured, Reference, Setting, ends
 from basecap.analysis.text.power import more_runs
 from basecap.analysis.text.token_classes import gap_parts
@@ -29,18 +36,9 @@ class Judge:
         self.setting = setting
         documents = fewest_units(example, (*setting.train, *setting.ood)) - 1
         level, drift = reference.levels
-        kinds = {"levels": level, "drifts": drift, "nexts": level + 2 * drift}
-        tables = {
-            kind: Table(
-                [getattr(one, kind) for one in measured],
-                theirs,
-                documents=documents,
-                level=setting.level,
-                draws=setting.draws,
-            )
-            for kind, theirs in kinds.items()
-        }
-        table = tables["levels"]
+        table = Table(
+            [one.levels for one in measured], level, documents=documents, level=setting.level, draws=setting.draws
+        )
         tested = [example.domains[domain] for domain in setting.tested]
         self.bits = np.array([part.tokens.sum() / part.bytes.sum() / math.log(2) for part in tested])
         size = np.array([part.tokens.sum() for part in tested], dtype=float)
@@ -51,8 +49,21 @@ class Judge:
         found = [table.estimate(weights) for weights in (*self.weights.values(), *bits.values())]
         self.estimates = dict(zip(self.weights, found, strict=False))
         self.in_bits = dict(zip(bits, found[len(self.weights) :], strict=True))
+        drifts, nexts = (
+            Table(
+                rows,
+                theirs,
+                documents=documents,
+                level=DIRECTION_LEVEL,
+                draws=min(setting.draws, DIRECTION_DRAWS),
+            )
+            for rows, theirs in (
+                ([one.drifts for one in measured], drift),
+                ([one.nexts for one in measured], level + 2 * drift),
+            )
+        )
         self.directions = {
-            key: directions(*(tables[kind].plain(weights) for kind in ("drifts", "levels", "nexts")))
+            key: directions(drifts.estimate(weights), self.estimates[key], nexts.estimate(weights))
             for key, weights in self.weights.items()
         }
 

@@ -29,7 +29,8 @@ class World:
         tilt: standard deviation of how fast a run's loss out of domain falls, in nats per factor of e in tokens, about
             the middle of the last half of them.
         lean: how much of a run's own loss out of domain is its tilt as well: their correlation.
-        wander: standard deviation of a run's loss out of domain that fades over a quarter of its points.
+        wander: standard deviation of what fades in a run's loss out of domain over a quarter of its points: the
+            reference's, then each architecture's; () for none.
         drifts: how much larger each gap is at the end of the trained range than at its beginning; () for none.
         cluster: documents that share half of the variance of that taste.
         speeds: how fast each architecture learns, the reference's being 1.
@@ -45,7 +46,7 @@ class World:
     wobble: float = 0.01
     tilt: float = 0.0
     lean: float = 0.0
-    wander: float = 0.0
+    wander: Sequence[float] = ()
     drifts: Sequence[float] = ()
     cluster: int = 1
     speeds: Sequence[float] = (1.0, 0.9)
@@ -87,7 +88,7 @@ def runs(world: World, rng: np.random.Generator) -> dict[tuple[str, int], RunLos
             tilt = world.lean * shift + np.sqrt(1 - world.lean**2) * rng.normal(0, 1) if world.tilt else 0.0
             moved = gap + world.noise[index] * shift + world.tilt * tilt * _since_middle(world.points)
             if world.wander:
-                moved = moved + world.wander * _wandering(world.points, rng)
+                moved = moved + world.wander[index] * _wandering(world.points, rng)
             if world.drifts and index:
                 moved = moved + world.drifts[index - 1] * _through_range(pretraining(speed, world.points))
             found[name, seed] = _run(world, moved, pretraining(speed, world.points), own, tokens, clusters, rng)

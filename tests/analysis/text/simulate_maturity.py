@@ -1,14 +1,15 @@
 """How often rows are wrongly called early or settled: `python -m tests.analysis.text.simulate_maturity --json FILE`.
 
 Two rules are simulated apart. Drift: studies whose gaps stand still, move away from the tolerance, or would cross it
-over the next range. Transition: references that learn to copy long before the trained range begins, or within it.
+over the next range; and how many 90 % intervals of a drift, and of the gap over the next range, hold. Transition:
+references that learn to copy long before the trained range begins, or within it.
 """
 
 import argparse
 import json
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -54,42 +55,95 @@ def kinds(size: float) -> list[Kind]:
     ]
 
 
-#: Name, size of the gaps, runs of a row and of the reference, noise of their runs, their wandering.
-NOISES: Sequence[tuple[str, float, tuple[int, int], tuple[float, float], float]] = [
-    ("noise 0.05, wander 0.02; 3 runs, reference 8", 0.2, (3, 8), (0.05, 0.05), 0.02),
-    ("noise 0.05, wander 0.05; 3 runs, reference 8", 0.2, (3, 8), (0.05, 0.05), 0.05),
-    ("noise 0.10, wander 0.05; 3 runs, reference 8", 0.4, (3, 8), (0.1, 0.1), 0.05),
-    ("noise 0.05, reference 0.15, wander 0.05; 3 runs, reference 8", 0.4, (3, 8), (0.05, 0.15), 0.05),
-    ("noise 0.10, wander 0.10; 6 runs, reference 12", 0.4, (6, 12), (0.1, 0.1), 0.1),
-    ("noise 0.30, wander 0.10; 6 runs, reference 12", 0.8, (6, 12), (0.3, 0.3), 0.1),
-    ("noise 0.05, wander 0.05; 2 runs, reference 2", 0.4, (2, 2), (0.05, 0.05), 0.05),
-    ("noise 0.05, wander 0.02; 1 run, reference 5", 0.4, (1, 5), (0.05, 0.05), 0.02),
-    ("noise 0.05, wander 0.02; 1 run, reference 2: these models only", 0.2, (1, 2), (0.05, 0.05), 0.02),
+@dataclass(frozen=True, kw_only=True)
+class Noise:
+    """How runs of a study differ.
+
+    Attributes:
+        runs: of a row and of the reference.
+        level: standard deviation of the loss of a run, and that of a run of the reference.
+        wander: the same of what fades along a run.
+        spread: degrees of freedom by which the variances of architectures differ, 0 where all rows are equal.
+    """
+
+    runs: tuple[int, int]
+    level: tuple[float, float]
+    wander: tuple[float, float]
+    spread: float = 0.0
+
+    def draw(self, rows: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        """Draw deviations of levels and of what fades, [rows + 1] each, the reference's first."""
+        factor = np.sqrt(self.spread / rng.chisquare(self.spread, rows + 1)) if self.spread else np.ones(rows + 1)
+        own, reference = np.array([self.level, self.wander]).T
+        level, wander = np.column_stack([reference, *[own] * rows]) * factor
+        return level, wander
+
+
+#: Name, size of the gaps, noise.
+NOISES: Sequence[tuple[str, float, Noise]] = [
+    ("noise 0.05, wander 0.02; 3 runs, reference 8", 0.2, Noise(runs=(3, 8), level=(0.05, 0.05), wander=(0.02, 0.02))),
+    ("noise 0.05, wander 0.05; 3 runs, reference 8", 0.2, Noise(runs=(3, 8), level=(0.05, 0.05), wander=(0.05, 0.05))),
+    ("noise 0.10, wander 0.05; 3 runs, reference 8", 0.4, Noise(runs=(3, 8), level=(0.1, 0.1), wander=(0.05, 0.05))),
+    (
+        "noise 0.05, reference 0.15, wander 0.05; 3 runs, reference 8",
+        0.4,
+        Noise(runs=(3, 8), level=(0.05, 0.15), wander=(0.05, 0.05)),
+    ),
+    ("noise 0.10, wander 0.10; 6 runs, reference 12", 0.4, Noise(runs=(6, 12), level=(0.1, 0.1), wander=(0.1, 0.1))),
+    ("noise 0.30, wander 0.10; 6 runs, reference 12", 0.8, Noise(runs=(6, 12), level=(0.3, 0.3), wander=(0.1, 0.1))),
+    ("noise 0.05, wander 0.05; 2 runs, reference 2", 0.4, Noise(runs=(2, 2), level=(0.05, 0.05), wander=(0.05, 0.05))),
+    ("noise 0.05, wander 0.02; 1 run, reference 5", 0.4, Noise(runs=(1, 5), level=(0.05, 0.05), wander=(0.02, 0.02))),
+    (
+        "noise 0.05, wander 0.02; 1 run, reference 2: these models only",
+        0.2,
+        Noise(runs=(1, 2), level=(0.05, 0.05), wander=(0.02, 0.02)),
+    ),
+    # As measured: variances differ as those of four degrees of freedom do, drifts of runs by 0.02 to 0.03 nats.
+    *(
+        (
+            f"as measured; {own} runs, reference {reference}",
+            0.4,
+            Noise(runs=(own, reference), level=(0.05, 0.05), wander=(0.03, 0.03), spread=4),
+        )
+        for reference in (4, 8)
+        for own in (1, 2, 3, 8)
+    ),
 ]
 
 
-def drifting(
-    size: float, seeds: tuple[int, int], noise: tuple[float, float], wander: float, *, studies: int, seed: int
-) -> dict:
-    """Return how often each kind of row got each verdict, by the kind's name."""
+@dataclass
+class Found:
+    """What became of the rows of one kind: how many got each verdict, how many 90 % intervals held the truth."""
+
+    verdicts: Counter[str] = field(default_factory=Counter)
+    drift_holds: int = 0
+    next_holds: int = 0
+
+
+def drifting(size: float, noise: Noise, *, studies: int, seed: int) -> dict[str, Found]:
+    """Return what became of each kind of row, by the kind's name."""
     rows = kinds(size)
     world = World(
         gaps=tuple(kind.gap for kind in rows),
         drifts=tuple(kind.drift for kind in rows),
-        noise=(noise[1], *(noise[0],) * len(rows)),
-        wander=wander,
-        seeds=seeds[0],
-        reference_seeds=seeds[1],
+        seeds=noise.runs[0],
+        reference_seeds=noise.runs[1],
         documents=40,
         points=POINTS,
         speeds=(1.0,),
     )
-    rng, verdicts = np.random.default_rng(seed), {kind.name: Counter() for kind in rows}
+    rng, found = np.random.default_rng(seed), {kind.name: Found() for kind in rows}
     for _ in range(studies):
-        found = compare_runs(world.names, runs(world, rng), setting(60, 2000), np.random.default_rng(0))
-        for kind, row in zip(rows, found.rows, strict=True):
-            verdicts[kind.name][row.verdict] += 1
-    return {name: dict(counted) for name, counted in verdicts.items()}
+        level, wander = noise.draw(len(rows), rng)
+        every = runs(replace(world, noise=tuple(level), wander=tuple(wander)), rng)
+        compared = compare_runs(world.names, every, setting(60, 2000), np.random.default_rng(0))
+        for kind, row in zip(rows, compared.rows, strict=True):
+            own, direction = found[kind.name], row.gap.direction
+            own.verdicts[row.verdict] += 1
+            # From half to half of the range a gap moves half as far as from its beginning to its end.
+            own.drift_holds += direction.drift.low <= kind.drift / 2 <= direction.drift.high
+            own.next_holds += direction.next.low <= kind.gap + kind.drift <= direction.next.high
+    return found
 
 
 @dataclass(frozen=True)
@@ -153,19 +207,28 @@ def main() -> None:
     """Print a row per kind of study, and write the counts as JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--studies", type=int, default=200)
+    parser.add_argument("--only", default="", help="part of a name of noise: without the transitions")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     found: dict[str, list[dict]] = {"drift": [], "transition": []}
     print("settled, called early; would cross, called settled (per cent of the rows)")
-    for seed, (name, *noise) in enumerate(NOISES):
-        counted = drifting(*noise, studies=arguments.studies, seed=seed)
-        found["drift"].append({"world": name, "gaps": noise[0], "verdicts": counted})
-        for kind in kinds(noise[0]):
-            words = counted[kind.name]
-            share = {word: 100 * count / arguments.studies for word, count in words.items()}
-            said = ", ".join(f"{word} {value:.1f}" for word, value in sorted(share.items()))
+    for seed, (name, size, noise) in enumerate(NOISES):
+        if arguments.only not in name:
+            continue
+        counted = drifting(size, noise, studies=arguments.studies, seed=seed)
+        found["drift"].append({"world": name, "gaps": size, "rows": {kind: vars(own) for kind, own in counted.items()}})
+        for kind in kinds(size):
+            own = counted[kind.name]
+            said = ", ".join(
+                f"{word} {100 * count / arguments.studies:.1f}" for word, count in sorted(own.verdicts.items())
+            )
             print(f"{name:66s} {kind.name:38s} {'settled' if kind.settled else 'crosses'}: {said}", flush=True)
-    for seed, learning in enumerate(LEARNING):
+        drift, following = (
+            100 * np.mean([getattr(own, part) for own in counted.values()]) / arguments.studies
+            for part in ("drift_holds", "next_holds")
+        )
+        print(f"{name:66s} 90 % intervals hold: drift {drift:.1f}, gap over the next range {following:.1f}", flush=True)
+    for seed, learning in enumerate([] if arguments.only else LEARNING):
         counted = transitions(replace(learning), 10 * arguments.studies, seed)
         found["transition"].append({**vars(learning), "ratio": learning.ratio, "states": counted})
         share = ", ".join(f"{state} {10 * count / arguments.studies:.1f}" for state, count in sorted(counted.items()))

@@ -11,9 +11,19 @@ from basecap.analysis import analyse
 from basecap.analysis.rows import Direction, Interval
 from basecap.analysis.text.comparison import Comparison, compare_runs
 from basecap.analysis.text.losses import RunLosses
-from basecap.analysis.text.maturity import PAST, SETTLED, STARTED, maturity_of, runs_to_settle, with_state
+from basecap.analysis.text.maturity import (
+    DIRECTION_LEVEL,
+    PAST,
+    SETTLED,
+    STARTED,
+    directions,
+    maturity_of,
+    runs_to_settle,
+    with_state,
+)
 from basecap.records import StudyRecords
 from tests.analysis.text.made_up import REFERENCE, World, runs, setting
+from tests.analysis.text.simulate_one_run import Design, table_of
 from tests.report.made_up import gap
 
 RESULTS = Path(__file__).resolve().parents[3] / "results"
@@ -154,6 +164,16 @@ def direction(drift: float, error: float, following: float, reach: float) -> Dir
 )
 def test_what_a_drift_means_for_a_verdict(word, drift, error, following, reach, state):
     assert with_state(direction(drift, error, following, reach), word, 0.1).state == state
+
+
+@pytest.mark.parametrize(("runs", "reference"), [(2, 4), (8, 4), (8, 8)])
+def test_intervals_of_drifts_hold(runs, reference):
+    """In nine rows of ten: noise differs between architectures as measured, and the reference's runs differ most."""
+    design, rng, held = Design([runs] * 10, reference, spread=4, factor=1.5), np.random.default_rng(0), []
+    for _ in range(100):
+        found = table_of(design.draw(rng), 1000, DIRECTION_LEVEL).estimate(np.ones(1))
+        held += [one.drift.low <= 0 <= one.drift.high for one in directions(found, found, found)]
+    assert 0.88 < np.mean(held) < 0.935
 
 
 def test_more_runs_tell_where_a_gap_goes():
