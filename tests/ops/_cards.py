@@ -2,6 +2,7 @@
 
 import sys
 import traceback
+from collections import defaultdict
 from collections.abc import Callable
 from contextlib import ExitStack
 from importlib.metadata import version
@@ -97,6 +98,22 @@ def pretend(name: str, inspect: Callable[[Any, Any, dict], str] = lambda kernel,
             module.known_bad_on = lambda device: wrong
     _dispatch._unsupported = lambda device, dtype, shared: UNSUPPORTED(torch.device("cuda", 0), dtype, shared)
     _dispatch.forget()
+    return found
+
+
+def record_keys() -> dict[str, set[str]]:
+    """After `pretend`, have launches do nothing; return by kernel what Triton would compile it by, for each launch."""
+    from triton.runtime import JITFunction
+    from triton.runtime.driver import driver
+
+    found = defaultdict[str, set[str]](set)
+
+    def bind_only(kernel: Any, *arguments: object, grid: object, warmup: bool, **options: object) -> None:
+        *_, bind = kernel.device_caches[driver.active.get_current_device()]
+        _, *key = bind(*arguments, **options, debug=False)
+        found[f"{kernel.__module__}.{kernel.__name__}"].add(str(key))
+
+    JITFunction.run = bind_only
     return found
 
 

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ from basecap.ops.wkv4 import wkv4
 from basecap.ops.wkv6 import wkv6
 from basecap.ops.wkv7 import wkv7, wkv7_bounded
 from tests.ops._assembly import disassemble, unwritten
-from tests.ops._cards import pretend, stop_at_llvm
+from tests.ops._cards import pretend, record_keys, stop_at_llvm
 
 #: Loads of spilled registers that a kernel in Gluon may have: this one's accumulators nearly fill them.
 SPILLED = {("attend_bwd_kernel", 128): 60}
@@ -314,6 +315,28 @@ def wrong_in_the_end(kernel: Any, compiled: Any, options: dict) -> str:
     return wrong(kernel, compiled, options)
 
 
+def compiled_again() -> list[str]:
+    """Return the kernels of selection that Triton compiles again for another number of tokens.
+
+    Prompts of a batch have all lengths, and the widest of these kernels take seconds.
+    """
+    global B, T
+    from basecap.ops._selection import launch as selection
+
+    pretend("H200")
+    keys, sizes, again = record_keys(), (B, T), set[str]()
+    for launch, pairs in product((launch_top1_chunk, launch_top1_element), (selection.AT_ONCE, 0)):
+        keys.clear()
+        counts = []
+        for size in (sizes, (3, 251), (4, 240)):
+            B, T = size
+            selection.AT_ONCE = pairs
+            launch(torch.bfloat16)
+            counts.append({kernel: len(found) for kernel, found in keys.items()})
+        again |= {kernel for kernel, count in counts[-1].items() if count > counts[0][kernel]}
+    return sorted(again)
+
+
 def main(dtype: torch.dtype, suite: bool) -> None:
     """Compile kernels: all in every size, or in the sizes of the suite and a few for other cards that need most there.
 
@@ -335,6 +358,8 @@ def main(dtype: torch.dtype, suite: bool) -> None:
         for launch in launches:
             launch(dtype)
         report += [f"{kernel} {fault} ({card})" for kernel, _, fault in found if fault]
+    if suite:
+        report += [f"{kernel} is compiled again for another number of tokens" for kernel in compiled_again()]
     if dtype == torch.bfloat16:
         report += [f"{name} is launched by nothing in this file" for name in sorted(kernels() - faults.keys())]
         report += [f"{name} is launched: call it ..._kernel" for name in sorted(faults.keys() - kernels())]

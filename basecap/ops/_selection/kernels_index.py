@@ -15,7 +15,10 @@ def pair_of(i, g, H: tl.constexpr, GROUP: tl.constexpr, REMOTE: tl.constexpr):
     return i // width * (H * REMOTE) + g * width + i % width
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=["pairs", "M", "EXTRA", "SHARE"],
+    do_not_specialize_on_alignment=["p_offset", "p_share", "p_chunk"],
+)
 def index_kernel(
     p_choice,
     p_offset,
@@ -28,7 +31,7 @@ def index_kernel(
     H: tl.constexpr,
     GROUP: tl.constexpr,
     REMOTE: tl.constexpr,
-    SHARE: tl.constexpr,
+    SHARE,
     BINS: tl.constexpr,
     BT: tl.constexpr,
 ):
@@ -73,7 +76,7 @@ def index_kernel(
         place += tl.sum(mine.to(tl.int32), 0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["pairs", "M", "BLOCK"])
 def count_kernel(
     p_choice,
     p_count,
@@ -83,7 +86,7 @@ def count_kernel(
     H: tl.constexpr,
     GROUP: tl.constexpr,
     REMOTE: tl.constexpr,
-    BLOCK: tl.constexpr,
+    BLOCK,
     BT: tl.constexpr,
 ):
     """Write each pair's rank among those of its block with the same chunk, and how many there are of each."""
@@ -111,7 +114,7 @@ def count_kernel(
         tl.debug_barrier()
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["blocks", "M"])
 def scan_kernel(p_count, p_total, blocks, M, BC: tl.constexpr, BB: tl.constexpr):
     """Replace each block's count by the sum of those before it; write the sum of all."""
     c = tl.program_id(0) * BC + tl.arange(0, BC)
@@ -127,8 +130,10 @@ def scan_kernel(p_count, p_total, blocks, M, BC: tl.constexpr, BB: tl.constexpr)
     tl.store(p_total + g * M + c, total, c < M)
 
 
-@triton.jit
-def offset_kernel(p_total, p_offset, p_share, p_chunk, M, SHARE: tl.constexpr, EXTRA, BC: tl.constexpr):
+@triton.jit(
+    do_not_specialize=["M", "SHARE", "EXTRA"], do_not_specialize_on_alignment=["p_offset", "p_share", "p_chunk"]
+)
+def offset_kernel(p_total, p_offset, p_share, p_chunk, M, SHARE, EXTRA, BC: tl.constexpr):
     """Write where each chunk's list starts, and the shares of long lists beyond the first SHARE pairs.
 
     p_offset, p_share [G, M + 1]: starts of the lists of pairs and of extra shares; p_chunk [G, EXTRA]: their chunks.
@@ -151,7 +156,7 @@ def offset_kernel(p_total, p_offset, p_share, p_chunk, M, SHARE: tl.constexpr, E
     tl.store(p_share + g * (M + 1) + M, share)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["pairs", "blocks", "M", "BLOCK"], do_not_specialize_on_alignment=["p_offset"])
 def scatter_kernel(
     p_choice,
     p_rank,
@@ -164,7 +169,7 @@ def scatter_kernel(
     H: tl.constexpr,
     GROUP: tl.constexpr,
     REMOTE: tl.constexpr,
-    BLOCK: tl.constexpr,
+    BLOCK,
     BT: tl.constexpr,
 ):
     """Put every pair at its place in its chunk's list."""

@@ -136,7 +136,7 @@ def approx_means(
             stage, phase = next_stage(stage, phase, S)
 
 
-@triton.experimental.gluon.jit
+@triton.experimental.gluon.jit(do_not_specialize=["N", "M"])
 def approx_kernel(
     d_q,
     d_high,

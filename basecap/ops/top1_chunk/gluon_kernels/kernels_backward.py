@@ -34,7 +34,9 @@ CHUNKS = {64: 2, 128: 1}
 REGISTERS = {64: (184, 88, 56), 128: (192, 80, 48)}
 
 
-@triton.experimental.gluon.jit
+@triton.experimental.gluon.jit(
+    do_not_specialize=["N", "M", "EXTRA"], do_not_specialize_on_alignment=["p_offset", "p_share", "p_chunk"]
+)
 def attend_bwd_kernel(
     p_q,
     p_k,

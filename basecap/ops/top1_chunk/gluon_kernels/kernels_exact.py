@@ -155,7 +155,7 @@ def exact_keys(
         stage, phase = next_stage(stage, phase, S)
 
 
-@triton.experimental.gluon.jit
+@triton.experimental.gluon.jit(do_not_specialize=["N"])
 def exact_kernel(
     d_q,
     d_k,

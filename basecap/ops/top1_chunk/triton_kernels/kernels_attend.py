@@ -48,7 +48,7 @@ def forward_tile(b_q, b_k, b_v, visible, scale2, MASK: tl.constexpr):
     return o * share[:, None], top + log2(mass, b_q.dtype == tl.float32)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["N", "M", "EXTRA"], do_not_specialize_on_alignment=["p_offset", "p_share", "p_chunk"])
 def attend_fwd_kernel(
     p_q,
     p_k,
@@ -151,7 +151,7 @@ def slot_exists(p_choice, row, mask, slot: tl.constexpr, P: tl.constexpr, REMOTE
     return mask
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def merge_kernel(
     p_part,
     p_lse,
@@ -190,7 +190,7 @@ def merge_kernel(
     tl.store(p_total + row, top + log2(total, EXACT), mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def delta_kernel(
     p_o,
     p_do,
@@ -231,7 +231,7 @@ def backward_tile(b_k, b_v, b_q, b_do, lse, delta, visible, scale2, dk, dv, MASK
     return dk, dv, tl.dot(tl.trans(ds), b_k, input_precision="ieee")
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["N", "M", "EXTRA"], do_not_specialize_on_alignment=["p_offset", "p_share", "p_chunk"])
 def attend_bwd_kernel(
     p_q,
     p_k,
@@ -352,7 +352,7 @@ def attend_bwd_kernel(
         tl.store(p + BN * BK + o_scratch, dv)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M", "EXTRA"], do_not_specialize_on_alignment=["p_share", "p_chunk"])
 def share_kernel(
     p_scratch,
     p_dk,
@@ -402,7 +402,7 @@ def share_kernel(
         tl.store(p_dv + o, dv.to(p_dv.dtype.element_ty), (o_k < K)[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def sum_kernel(
     p_part,
     p_choice,

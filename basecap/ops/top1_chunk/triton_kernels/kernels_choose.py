@@ -41,7 +41,7 @@ def exp2_scaled(s, scale, ASSEMBLY: tl.constexpr):
     return out
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M"])
 def summarise_kernel(
     p_k,
     p_grid,
@@ -150,7 +150,7 @@ def store_list(best, index, p_choice, mask, REMOTE: tl.constexpr, R: tl.constexp
             best = tl.where(index == at[:, None], float("-inf"), best)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["N"])
 def choose_exact_kernel(
     p_q,
     p_k,
@@ -254,7 +254,7 @@ def mean_scores(b_q, p_high, p_low, rows, o_k, mask, K: tl.constexpr, SPLIT: tl.
     return s
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["N", "M"])
 def choose_approx_kernel(
     p_q,
     p_high,

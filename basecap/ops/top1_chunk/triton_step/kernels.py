@@ -14,7 +14,7 @@ def length_of(p_lengths, length, b):
     return length
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["length"])
 def score_exact_kernel(
     p_q,
     p_k,
@@ -72,7 +72,7 @@ def score_exact_kernel(
     store_candidates(best, index, p_score, p_index, row, o_g < GROUP, REMOTE, R)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["length"])
 def score_approx_kernel(
     p_q,
     p_sums,
@@ -147,7 +147,7 @@ def add_keys(q, p_k, p_v, start, end, stride_t, o_k, scale2, top, total, o, K: t
     return higher, total * shrink + tl.sum(p, 0), o * shrink + tl.sum(p[:, None] * b_v, 0), tl.sum(b_k, 0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["candidates", "length"])
 def step_kernel(
     p_q,
     p_key,

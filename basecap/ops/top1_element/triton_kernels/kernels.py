@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["N"])
 def choose_kernel(
     p_q,
     p_k,
@@ -61,7 +61,7 @@ def choose_kernel(
     tl.store(p_choice + o_t.to(tl.int64) * H + h, choice, m_t)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["pairs"])
 def gather_kernel(
     p_v,
     p_choice,
@@ -84,7 +84,7 @@ def gather_kernel(
     tl.store(p_o + i[:, None] * K + o_k, tl.load(p, mask, other=0.0), mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["N", "M"], do_not_specialize_on_alignment=["p_offset"])
 def scatter_kernel(
     p_do,
     p_choice,
