@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
@@ -16,13 +16,14 @@ C = TypeVar("C", bound=BaseModel)
 NUMBERS = (int, float, int | None, float | None)
 
 
-def configured(kind: type[C], options: Mapping[str, Any], owner: str) -> C:
+def configured(kind: type[C], options: Mapping[str, Any], owner: str, *, entry: str | None = None) -> C:
     """Return options as a `kind`.
 
     Args:
         kind: the class of the options.
         options: values by name.
         owner: the entry whose options these are, for messages, such as "task 'mqar'".
+        entry: its name, where a study writes it as `NAME: {option: value}`, and the command line behind --add.
 
     Raises:
         ConfigError: an option is unknown, missing or invalid.
@@ -39,9 +40,18 @@ def configured(kind: type[C], options: Mapping[str, Any], owner: str) -> C:
     except ValidationError as error:
         problem = first_problem(error)
         if problem.kind == "missing":
-            raise ConfigError(f"{owner} needs the option {problem.where!r}; add it.") from error
+            example = "" if entry is None else _example(kind, problem.where, entry)
+            raise ConfigError(f"{owner} needs the option {problem.where!r}; add it{example}.") from error
         given = f"option {problem.where!r} of {owner} cannot be {problem.given!r}"
         raise ConfigError(f"{given}: it {problem.words}.") from error
+
+
+def _example(kind: type[BaseModel], option: str, entry: str) -> str:
+    """Return the end of a sentence that says how an option of an entry is written."""
+    field = kind.model_fields.get(option)
+    several = field is not None and get_origin(field.annotation) in (tuple, list)
+    written = f"{entry}: {{{option}: {'[...]' if several else '...'}}}"
+    return f", as in {written}, or --add '{written}' on the command line"
 
 
 @dataclass(frozen=True)

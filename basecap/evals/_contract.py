@@ -123,6 +123,12 @@ class Evaluation(ABC, Generic[W]):
         """Return what is in memory while `model`, which may have no memory itself, writes text; None if it does not."""
         return None
 
+    def check_options(self) -> None:
+        """Raise ConfigError for options that name what does not exist.
+
+        Called when the evaluation is planned, run or added to a study, before anything else; it must take seconds.
+        """
+
     def missing(self) -> Sequence[str]:
         """Return sentences on what is not installed, for `basecap plan`."""
         return ()
@@ -212,7 +218,7 @@ def build_evaluation(entry: str | dict[str, Any]) -> Evaluation:
     if len(named) != 1 or not isinstance(options, dict | None):
         raise ConfigError(f"evals: {entry!r} is not an evaluation; write NAME or NAME: {{option: value}}.")
     cls = EVALUATIONS.get(name)
-    found = cls(configured(cls.Config, options or {}, f"evaluation {name!r}"))
+    found = cls(configured(cls.Config, options or {}, f"evaluation {name!r}", entry=name))
     called = found.declaration.name
     if called != name and called in EVALUATIONS.names():
         raise ConfigError(f"evaluation {name!r} cannot be named {called!r} like another one; choose another name.")

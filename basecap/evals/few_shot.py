@@ -13,6 +13,7 @@ from basecap.data import PreparedData
 from basecap.data.config import Count
 from basecap.errors import ConfigError
 from basecap.evals._contract import Context, EvaluationConfig, Outcome, SharedEvaluation, evaluation
+from basecap.evals._few_shot.loading import refuse_unknown
 from basecap.evals._few_shot.scoring import Scorer
 from basecap.models.language_model import LanguageModel
 from basecap.records.evaluation_points import At
@@ -52,27 +53,32 @@ class FewShot(SharedEvaluation[PreparedData]):
     config: Config
     needs = "text"
     reduced_by = "limit of few-shot"
-    _tokens: int | None = None
+    _reading: Any = None
 
     def missing(self) -> Sequence[str]:
         """Say that lm-evaluation-harness is not installed."""
         return () if find_spec("lm_eval") else (f"{NEEDS}; {REMEDY}.",)
 
-    def refuse_missing(self) -> None:
-        """Raise ConfigError without lm-evaluation-harness or a task, DataError without the data of a task."""
+    def check_options(self) -> None:
+        """Raise ConfigError for a task that lm-evaluation-harness, if installed, or `path` does not have."""
         if isinstance(self.config.shots, dict):
             for name in self.config.shots.keys() - {*self.config.tasks}:
                 raise ConfigError(f"few-shot: shots names {name!r}, which is not among tasks; add it to them.")
+        refuse_unknown(self.config.tasks, self.config.path)
+
+    def refuse_missing(self) -> None:
+        """Raise ConfigError without lm-evaluation-harness, DataError without the data of a task."""
+        self.check_options()
         _ = self._tasks
 
     def check(self, data: PreparedData, length: int) -> None:
         """Raise DataError if the prompts or answers of a task do not fit models of `length` tokens."""
         self.refuse_missing()
-        self._tokens = self._tasks.check(data.tokenizer, length)
+        self._reading = self._tasks.check(data.tokenizer, length)
 
     def tokens_read(self, data: PreparedData, length: int) -> int | None:
         """Return about how many tokens prompts and answers have, before `check` as `most_tokens`."""
-        return self.most_tokens(length) if self._tokens is None else self._tokens
+        return self.most_tokens(length) if self._reading is None else self._reading.tokens
 
     def most_tokens(self, length: int) -> int | None:
         """Return how many tokens tasks of known size read at most; None for others, as loading tasks takes long."""
@@ -97,8 +103,9 @@ class FewShot(SharedEvaluation[PreparedData]):
         return Outcome(measurements=self._tasks.measurements(samples), samples=samples)
 
     def trial(self, model: LanguageModel, context: Context[PreparedData]) -> None:
-        """Compute the log-probabilities of one batch."""
-        Scorer(model=model, context=context, tokens_per_batch=self.config.tokens_per_batch).trial()
+        """Compute the log-probabilities of the largest batch, after `check`; of one of any tasks without it."""
+        scorer = Scorer(model=model, context=context, tokens_per_batch=self.config.tokens_per_batch)
+        scorer.trial(None if self._reading is None else self._reading.padded)
 
     @property
     def _tasks(self) -> Any:

@@ -2,7 +2,7 @@
 
 import contextlib
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from basecap.data import known_tokenizer
 from basecap.errors import BasecapError, ConfigError
@@ -30,6 +30,7 @@ def check(study: StudyConfig, world: int = 1) -> Plan:
         The plan, with the vocabulary that the study asks for: that of the data may be smaller.
     """
     plan = plan_study(study, study.vocabulary)
+    check_options(plan.evaluations)
     costs(plan.runs)
     stops = any(isinstance(found, Recall) and found.config.at == "every" for found in plan.evaluations)
     for run in plan.runs:
@@ -46,6 +47,13 @@ def check(study: StudyConfig, world: int = 1) -> Plan:
                 found.check_tokens(tokenizer, study.length)
     _refuse_positions(plan.runs, [one for one in plan.evaluations if type(one).decoding is not Evaluation.decoding])
     return plan
+
+
+def check_options(evaluations: Iterable[Evaluation]) -> None:
+    """Raise ConfigError when options of an evaluation name what does not exist."""
+    for evaluation in evaluations:
+        with faults_of(evaluation):
+            evaluation.check_options()
 
 
 def _refuse_positions(runs: Sequence[RunSpec], writers: Sequence[Evaluation]) -> None:

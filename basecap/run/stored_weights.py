@@ -9,7 +9,7 @@ from typing import Any
 
 from basecap.errors import ConfigError
 from basecap.evals import build_evaluation
-from basecap.plan.checks import check_evaluations
+from basecap.plan.checks import check_evaluations, check_options
 from basecap.plan.runs import RunSpec, model_of, moved_points, plan_study
 from basecap.plan.workloads import Material, material_of, vocabulary_of
 from basecap.plugins import load_plugin
@@ -185,7 +185,9 @@ def evaluate_directory(
     alone, elsewhere = info is not None and not info.imported, info is not None and info.imported
     records = StudyRecords(path if info is None else RunRecords(path).study)
     before, held = records.study(), held_study(records)
-    study = with_evaluations(held, [_entry(text, at, held) for text in add], records.path)
+    entries = [_entry(text, at, held) for text in add]
+    study = with_evaluations(held, entries, records.path)
+    check_options(map(build_evaluation, entries))
     names = _chosen(study, only, path, info)
     loaded = {path: load_plugin(path) for path in plugins}
     chosen, executor_of = device_here(on), EXECUTORS.get(on.executor)

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -140,8 +141,12 @@ def test_it_says_how_to_install_what_is_missing(monkeypatch):
     )
     with pytest.raises(ConfigError, match=r"pip install 'basecap\[eval\]'"):
         evaluation.refuse_missing()
-    with pytest.raises(ConfigError, match="evaluation 'few-shot' needs the option 'tasks'; add it"):
+    with pytest.raises(ConfigError) as refused:
         build_evaluation("few-shot")
+    assert str(refused.value) == (
+        "evaluation 'few-shot' needs the option 'tasks'; add it, as in few-shot: {tasks: [...]}, or --add 'few-shot: "
+        "{tasks: [...]}' on the command line."
+    )
 
 
 @pytest.fixture
@@ -223,6 +228,38 @@ def test_choices_are_scored_as_by_hand_by_any_number_of_processes(library, conte
         assert one.stderr == pytest.approx(np.std(hits, ddof=1) / math.sqrt(7))
     assert whole.measurements == evaluation.join(parts).measurements and not parts[0].measurements
     assert (first.value, first.n) == (pytest.approx(np.mean(right[:3])), 3)
+
+
+@pytest.mark.parametrize(("tokens", "rows"), [(2 * LENGTH, 2), (32_768, 7 * 3)])
+def test_a_trial_reads_the_largest_batch(library, context, model, tmp_path, monkeypatch, tokens, rows):
+    write_choices(tmp_path)
+    write_choices(tmp_path, "fewer", 2)
+    evaluation, shapes, hidden = (
+        few_shot(tmp_path, "choices", "fewer", tokens_per_batch=tokens),
+        [],
+        LanguageModel.hidden,
+    )
+    monkeypatch.setattr(LanguageModel, "hidden", lambda self, x: shapes.append(tuple(x.shape)) or hidden(self, x))
+    evaluation.check(context.data, LENGTH)
+    with torch.no_grad():
+        evaluation.trial(model, context)
+    assert shapes == [(rows, LENGTH)]
+
+
+def test_a_name_that_no_task_has_is_refused_before_anything_is_loaded(library, tmp_path, monkeypatch):
+    def load(*given: object):
+        raise AssertionError
+
+    monkeypatch.setattr(library, "TaskManager", load)
+    write_choices(tmp_path, tag="easy")
+    for names, path, words in [
+        (("choices", "choice"), tmp_path, "has no task 'choice': did you mean 'choices'?"),
+        (("piqa", "arc_eazy"), None, "few-shot: unknown task 'arc_eazy': did you mean 'arc_easy'?"),
+    ]:
+        with pytest.raises(ConfigError, match=re.escape(words)):
+            build_evaluation({"few-shot": {"tasks": names, "path": path and str(path)}}).check_options()
+    build_evaluation({"few-shot": {"tasks": ["mmlu", "arc_easy", "ai2_arc"]}}).check_options()
+    few_shot(tmp_path, "choices", "easy").check_options()
 
 
 def test_texts_have_perplexities_with_errors_over_documents(library, context, model, tmp_path):

@@ -14,12 +14,14 @@ from basecap.data.tokenizer import byte_tokenizer
 from basecap.errors import ConfigError
 from basecap.evals import Context
 from basecap.evals._few_shot.scoring import Scorer
+from basecap.plan.checks import check
 from basecap.records import RunRecords, StudyRecords
 from basecap.report import write_report
 from basecap.report.scores import score_table
 from basecap.report.table_rows import measured_on
 from basecap.report.text_summary import mixed_data_text
 from basecap.run.continue_text import continue_text
+from basecap.study.config import load_study
 from basecap.train.checkpoint import load_stored, stored
 from tests.evals.test_few_shot import metrics, plain, request, write_choices, write_task
 from tests.run._execute import run
@@ -155,8 +157,13 @@ def test_answers_are_what_generate_prints(study, tmp_path):
 
 
 def test_a_task_that_cannot_be_asked_is_refused_before_training(study, tasks, tmp_path):
-    path = tmp_path / "wrong.yaml"
-    path.write_text(yaml.safe_dump({**study, "evals": [{"few-shot": {"tasks": ["choice"], "path": str(tasks)}}]}))
-    with pytest.raises(ConfigError, match="did you mean 'choices'"):
-        run(path, tmp_path / "out")
+    path, options = tmp_path / "wrong.yaml", {"tasks": ["choice"], "path": str(tasks)}
+    path.write_text(yaml.safe_dump({**study, "evals": [{"few-shot": options}]}))
+    for command in (lambda: check(load_study(path)), lambda: run(path, tmp_path / "out")):
+        with pytest.raises(ConfigError, match="did you mean 'choices'"):
+            command()
     assert not (tmp_path / "out").exists()  # not even text was prepared
+    path.write_text(yaml.safe_dump({**study, "architectures": ["transformer++"]}))
+    StudyRecords(tmp_path / "held").create(load_study(path).model_dump(mode="json"))
+    with pytest.raises(ConfigError, match="did you mean 'choices'"):
+        add(tmp_path / "held", f"few-shot: {yaml.safe_dump(options, default_flow_style=True)}")

@@ -10,7 +10,6 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import lm_eval
@@ -22,10 +21,10 @@ from lm_eval.api.task import Task
 from lm_eval.tasks import TaskManager
 
 from basecap.data.tokenizer import Tokenizer
-from basecap.errors import ConfigError, DataError, nearest
+from basecap.errors import ConfigError, DataError
 from basecap.evals._contract import Measurement
 from basecap.evals._few_shot.library_model import REMEDY, AskedModel
-from basecap.evals._few_shot.loading import named, probing
+from basecap.evals._few_shot.loading import directory_of, named, probing, unknown
 from basecap.evals._few_shot.scoring import Scorer
 from basecap.evals._statistics import standard_error
 from basecap.records.measured import Better
@@ -66,6 +65,17 @@ class Questions:
     documents: int
     shots: int
     digest: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """How much models read, estimated: tokens of all tasks; and padded ones of one task, if all its documents are long.
+
+    The second is of the task with most of them: a batch is of one task.
+    """
+
+    tokens: int
+    padded: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,18 +122,19 @@ class LibraryTasks:
             else:
                 self.asked += [Asked(name=task, tasks=[task], group=None) for task in tasks]
 
-    def check(self, tokenizer: Tokenizer, length: int) -> int:
+    def check(self, tokenizer: Tokenizer, length: int) -> Reading:
         """Raise DataError when a task has answers that do not fit, or most of its prompts must be cut; log any cut.
 
         Returns:
-            About how many tokens models of `length` tokens read, from the first documents of each task.
+            What models of `length` tokens read, from the first documents of each task.
         """
-        tokens = 0.0
+        tokens, padded = 0.0, 0
         for name, task in self.tasks.items():
             model = AskedModel(tokenizer, length)
             self._ask(name, model, min(LOOKED_AT, self._limit or LOOKED_AT))
             task.instances.clear()  # they hold all prompts
             tokens += model.read * self._documents(task) / len(model.cut)
+            padded = max(padded, max(model.padded.values(), default=0) * self._documents(task))
             prompts = [one for found in model.cut.values() for one in found]
             found = (
                 f"few-shot: task {name!r}: {sum(prompts)} of the first {len(prompts)} prompts do not fit the {length} "
@@ -133,7 +144,7 @@ class LibraryTasks:
                 raise DataError(f"{found} that models read; {REMEDY}.")
             if any(prompts):
                 logger.warning("%s that models read, and lose their beginning.", found)
-        return round(tokens)
+        return Reading(tokens=round(tokens), padded=padded)
 
     def answers(self, scorer: Scorer, tokenizer: Tokenizer, length: int, share: Callable[[int], range]) -> Samples:
         """Ask the model and return the values of each document.
@@ -199,8 +210,7 @@ def _load(name: str, path: str | None) -> tuple[dict[str, Task], Group | None]:
     """Return the tasks called `name` and, if it is a group, the group."""
     manager = _manager(path)
     if name not in manager.all_tasks:
-        where = f"{path} has no task" if path else "unknown task"
-        raise ConfigError(f"few-shot: {where} {name!r}: {nearest(name, manager.all_tasks, see='lm-eval ls tasks')}")
+        raise unknown(name, manager.all_tasks, path)
     with named(name), _quiet(), probing():
         found = manager.load([name])
     for task in found["tasks"].values():
@@ -212,9 +222,7 @@ def _load(name: str, path: str | None) -> tuple[dict[str, Task], Group | None]:
 @functools.cache
 def _manager(path: str | None) -> TaskManager:
     """Return the index of the tasks in a directory, or of those of lm-evaluation-harness, which takes seconds."""
-    if path is not None and not Path(path).is_dir():
-        raise ConfigError(f"few-shot: path {path} is not a directory; give one with task files (*.yaml).")
-    return TaskManager() if path is None else TaskManager(include_path=path, include_defaults=False)
+    return TaskManager() if path is None else TaskManager(include_path=directory_of(path), include_defaults=False)
 
 
 def _set_shots(task: Task, shots: int | None) -> None:

@@ -1,7 +1,7 @@
 """A model of ours as one that tasks of lm-evaluation-harness can ask."""
 
 import functools
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
 
@@ -12,7 +12,7 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from basecap.data.tokenizer import Tokenizer
 from basecap.errors import ConfigError, DataError
-from basecap.evals._few_shot.scoring import Scorer
+from basecap.evals._few_shot.scoring import Scorer, padded_length
 
 #: New tokens of tasks that do not say how many, as in lm-evaluation-harness.
 NEW_TOKENS = 256
@@ -27,6 +27,7 @@ class AskedModel(LM):
     Attributes:
         cut: by the number of a document, whether the beginning of each of its prompts was left out to fit the length.
         read: tokens that the model has read, or would read at most.
+        padded: by the number of a document, these tokens with what each of its sequences is padded with.
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class AskedModel(LM):
         super().__init__()
         self.cut: dict[int, list[bool]] = defaultdict(list)
         self.read = 0
+        self.padded: Counter[int] = Counter()
         self._tokens = tokenizer
         self._length = length
         self._scorer = scorer
@@ -48,6 +50,7 @@ class AskedModel(LM):
         """Return the log-probability of each continuation after its context, and whether greedy decoding gives it."""
         found, own = [(0.0, False)] * len(requests), self._own(requests)
         pairs, settled = [], functools.cache(self._tokens.settled)  # answers of a question share its context
+        sequences = dict[tuple[int, ...], int]()
         for index in own:
             before, predicted = self._pair(settled, *requests[index].args)
             room = self._length + 1 - len(predicted)
@@ -55,7 +58,9 @@ class AskedModel(LM):
                 raise self._too_short(f"an answer of {len(predicted)} tokens ({requests[index].args[1][:40]!r})")
             self.cut[requests[index].doc_id].append(len(before) > room)
             pairs.append((before[-room:], predicted))
-        self.read += sum(map(len, {(*before, *predicted[:-1]) for before, predicted in pairs}))
+            sequences[*before[-room:], *predicted[:-1]] = requests[index].doc_id
+        for sequence, document in sequences.items():
+            self._count(document, len(sequence))
         if self._scorer is not None:
             for index, answer in zip(own, self._scorer.scores(pairs), strict=True):
                 found[index] = answer
@@ -82,7 +87,8 @@ class AskedModel(LM):
             for window in get_rolling_token_windows(tokens, self._tokens.end_of_text, self._length, context_len=1):
                 windows.append(make_disjoint_window(window))
                 owners.append(index)
-        self.read += sum(len(before) + len(predicted) - 1 for before, predicted in windows)
+        for (before, predicted), owner in zip(windows, owners, strict=True):
+            self._count(requests[owner].doc_id, len(before) + len(predicted) - 1)
         if self._scorer is None:
             return [0.0] * len(requests)
         values = [value for value, _ in self._scorer.scores(windows)]
@@ -101,7 +107,7 @@ class AskedModel(LM):
             tokens = self._tokens.encode(prompt) or [self._tokens.end_of_text]
             self.cut[requests[index].doc_id].append(len(tokens) > room)
             prompts[index] = tokens[-room:]
-            self.read += len(prompts[index]) + new - 1
+            self._count(requests[index].doc_id, len(prompts[index]) + new - 1)
             alike[new, stops].append(index)
         found = [""] * len(requests)
         if self._scorer is None:
@@ -112,6 +118,11 @@ class AskedModel(LM):
             for index, tokens in zip(members, added, strict=True):
                 found[index] = self._text(stops, tokens)[0]
         return found
+
+    def _count(self, document: int, tokens: int) -> None:
+        """Add a sequence of so many tokens to what is read for a document."""
+        self.read += tokens
+        self.padded[document] += padded_length(tokens, self._length)
 
     def _own(self, requests: Sequence[Instance]) -> list[int]:
         """Return the indices of the requests of the documents that this model answers."""

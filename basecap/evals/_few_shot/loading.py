@@ -1,14 +1,58 @@
-"""How tasks of lm-evaluation-harness are loaded: what goes wrong is named, and the hub is not waited for."""
+"""How tasks of lm-evaluation-harness are found and loaded: what goes wrong is named, and the hub is not waited for."""
 
 import contextlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from basecap.errors import BasecapError, DataError, describe_error
+from basecap.errors import BasecapError, ConfigError, DataError, describe_error, nearest
 from basecap.system.hub import without_retries
+
+#: The names in a task file: of a task, a group or a tag, or items of a list of them.
+_NAMES = re.compile(
+    rb"""^[ \t]*(?:-[ \t]+)?(?:["']?(?:task|group|tag)["']?[ \t]*:[ \t]*)?["']?([\w./+-]+)["']?[ \t\r,]*$""", re.M
+)
+
+
+@cache
+def refuse_unknown(names: Sequence[str], path: str | None) -> None:
+    """Raise ConfigError for a name that no task file has, in a directory or in the library, which is not imported.
+
+    The library's own index of names takes ten seconds, because it reads files as YAML; here only a text is searched.
+    A name that stands in a file for something else passes, and is refused when it is loaded.
+    """
+    if path is None:
+        spec = find_spec("lm_eval")
+        places = [] if spec is None else [Path(place) / "tasks" for place in spec.submodule_search_locations or ()]
+    else:
+        places = [directory_of(path)]
+    words = {name: re.compile(rb"(?<![\w.-])" + re.escape(name.encode()) + rb"(?![\w.-])") for name in names}
+    known = set[bytes]()
+    for file in (file for place in places for file in place.rglob("*yaml*")):  # also of templates, "_default_yaml"
+        text = file.read_bytes()
+        words = {name: word for name, word in words.items() if not word.search(text)}
+        if not words:
+            return
+        known.update(_NAMES.findall(text))
+    if places:
+        raise unknown(next(iter(words)), map(bytes.decode, known), path)
+
+
+def directory_of(path: str) -> Path:
+    """Return the option `path`; raises ConfigError unless it is a directory."""
+    if not Path(path).is_dir():
+        raise ConfigError(f"few-shot: path {path} is not a directory; give one with task files (*.yaml).")
+    return Path(path)
+
+
+def unknown(name: str, known: Iterable[str], path: str | None) -> ConfigError:
+    """Return the error for a name that is none of the `known` ones, which are those of a directory or the library's."""
+    where = f"{path} has no task" if path else "unknown task"
+    return ConfigError(f"few-shot: {where} {name!r}: {nearest(name, known, see='lm-eval ls tasks')}")
 
 
 @contextlib.contextmanager

@@ -34,6 +34,15 @@ ENOUGH = 64
 STEP = 64
 
 
+def padded_length(tokens: int, longest: int) -> int:
+    """Return the length to which a sequence is padded that is the longest of its batch.
+
+    >>> padded_length(65, 512), padded_length(65, 100)
+    (128, 100)
+    """
+    return min(longest, -(-tokens // STEP) * STEP)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Scorer:
     """A model, where it runs, and how many padded tokens it reads per forward pass."""
@@ -130,17 +139,21 @@ class Scorer:
             self.context.note(f"evaluating few-shot: {len(found):,} of {len(prompts):,} continuations")
         return [found[index] for index in range(len(prompts))]
 
-    def trial(self) -> None:
-        """Compute the largest batch: the log-probability of every token of sequences of the model's length."""
+    def trial(self, most: int | None = None) -> None:
+        """Compute a batch of sequences of the model's length, the log-probability of every token.
+
+        It is the largest batch of sequences that have at most `most` padded tokens; None: any number.
+        """
         length = self.model.config.max_length
-        rows = max(1, self.tokens_per_batch // length)
+        rows = self.tokens_per_batch // length
+        rows = max(1, rows if most is None else min(rows, -(-most // length)))
         self._predictions([(0,) * length] * rows, length, [(row, length, [0] * length) for row in range(rows)])
 
     def _batches(self, rows: Sequence[tuple[int, ...]]) -> Iterator[tuple[Sequence[tuple[int, ...]], int]]:
         """Yield (rows, padded length); the longest rows come first."""
         first = 0
         while first < len(rows):
-            length = min(self.model.config.max_length, -(-len(rows[first]) // STEP) * STEP)
+            length = padded_length(len(rows[first]), self.model.config.max_length)
             part = rows[first : first + max(1, self.tokens_per_batch // length)]
             yield part, length
             first += len(part)
