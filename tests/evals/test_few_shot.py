@@ -234,11 +234,8 @@ def test_choices_are_scored_as_by_hand_by_any_number_of_processes(library, conte
 def test_a_trial_reads_the_largest_batch(library, context, model, tmp_path, monkeypatch, tokens, rows):
     write_choices(tmp_path)
     write_choices(tmp_path, "fewer", 2)
-    evaluation, shapes, hidden = (
-        few_shot(tmp_path, "choices", "fewer", tokens_per_batch=tokens),
-        [],
-        LanguageModel.hidden,
-    )
+    evaluation = few_shot(tmp_path, "choices", "fewer", tokens_per_batch=tokens)
+    shapes, hidden = [], LanguageModel.hidden
     monkeypatch.setattr(LanguageModel, "hidden", lambda self, x: shapes.append(tuple(x.shape)) or hidden(self, x))
     evaluation.check(context.data, LENGTH)
     with torch.no_grad():
