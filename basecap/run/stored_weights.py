@@ -185,9 +185,7 @@ def evaluate_directory(
     alone, elsewhere = info is not None and not info.imported, info is not None and info.imported
     records = StudyRecords(path if info is None else RunRecords(path).study)
     before, held = records.study(), held_study(records)
-    entries = [_entry(text, at, held) for text in add]
-    study = with_evaluations(held, entries, records.path)
-    check_options(map(build_evaluation, entries))
+    study = _with_added(held, add, at, records.path)
     names = _chosen(study, only, path, info)
     loaded = {path: load_plugin(path) for path in plugins}
     chosen, executor_of = device_here(on), EXECUTORS.get(on.executor)
@@ -214,6 +212,14 @@ def evaluate_directory(
         if study.task is None and not (only or alone):
             failed += evaluate_imported(study, runtime, path if elsewhere else None)
         return failed if group.is_leader else None
+
+
+def _with_added(held: StudyConfig, add: Sequence[str], at: At | None, where: Path) -> StudyConfig:
+    """Return the study `held` in the directory `where` with the evaluations of --add, whose options are checked."""
+    entries = [_entry(text, at, held) for text in add]
+    study = with_evaluations(held, entries, where)
+    check_options(map(build_evaluation, entries))
+    return study
 
 
 def _chosen(study: StudyConfig, only: Sequence[str], path: Path, info: RunInfo | None) -> set[str]:

@@ -68,7 +68,7 @@ class Questions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reading:
+class TokensRead:
     """How much models read, estimated: tokens of all tasks; and padded ones of one task, if all its documents are long.
 
     The second is of the task with most of them: a batch is of one task.
@@ -122,7 +122,7 @@ class LibraryTasks:
             else:
                 self.asked += [Asked(name=task, tasks=[task], group=None) for task in tasks]
 
-    def check(self, tokenizer: Tokenizer, length: int) -> Reading:
+    def check(self, tokenizer: Tokenizer, length: int) -> TokensRead:
         """Raise DataError when a task has answers that do not fit, or most of its prompts must be cut; log any cut.
 
         Returns:
@@ -144,7 +144,7 @@ class LibraryTasks:
                 raise DataError(f"{found} that models read; {REMEDY}.")
             if any(prompts):
                 logger.warning("%s that models read, and lose their beginning.", found)
-        return Reading(tokens=round(tokens), padded=padded)
+        return TokensRead(tokens=round(tokens), padded=padded)
 
     def answers(self, scorer: Scorer, tokenizer: Tokenizer, length: int, share: Callable[[int], range]) -> Samples:
         """Ask the model and return the values of each document.
