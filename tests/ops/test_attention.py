@@ -4,6 +4,8 @@ import math
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from basecap.errors import ConfigError
 from basecap.ops._kept import Kept
@@ -271,6 +273,30 @@ def test_kernels_on_a_gpu(options, dtype):
     size = (do.abs() * low[2].abs().repeat_interleave(2, dim=2)).sum(-1).max()
     for name, fast, _, exact in results:
         assert exact.any() or fast.abs().max() <= 8 * torch.finfo(dtype).eps * size, name
+
+
+@pytest.mark.parametrize(
+    ("allowed", "masked", "G", "cudnn"),
+    [
+        (None, True, 4, False),
+        (None, False, 2, False),
+        (None, True, 2, True),
+        ([SDPBackend.CUDNN_ATTENTION], True, 4, True),
+    ],
+)
+def test_steps_from_python_leave_out_kernels_with_a_plan_for_each_length(monkeypatch, allowed, masked, G, cudnn):
+    seen, attend = [], torch.nn.functional.scaled_dot_product_attention
+
+    def spy(*args, **options):
+        seen.append(torch.backends.cuda.cudnn_sdp_enabled())
+        return attend(*args, **options)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", spy)
+    with FakeTensorMode(), sdpa_kernel(allowed or [SDPBackend.MATH, SDPBackend.CUDNN_ATTENTION]):
+        q, k = (torch.empty(2, H, T, 8, device="cuda", dtype=torch.bfloat16) for T, H in ((1, 4), (9, G)))
+        mask = torch.empty(2, 1, 1, 9, device="cuda", dtype=torch.bool) if masked else None
+        assert eager.over_cache(q, k, k, mask, 1.0, G != 4).shape == q.shape
+        assert seen == [cudnn] and torch.backends.cuda.cudnn_sdp_enabled()
 
 
 def test_lists_of_tiles_are_contiguous_whatever_the_tiles_are():

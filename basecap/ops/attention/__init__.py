@@ -122,7 +122,7 @@ def attention_step(
     q, k, v = (x.transpose(1, 2) for x in (q_B1HK, k_BSGK, v_BSGV))
     mask = None if visible_BS is None else visible_BS[:, None, None] if visible_BS.dim() == 2 else visible_BS[:, None]
     if bias_HS is None:
-        o_BH1V = F.scaled_dot_product_attention(q, k, v, mask, scale=scale, enable_gqa=grouped)
+        o_BH1V = eager.over_cache(q, k, v, mask, scale, grouped)
     else:
         bias = bias_HS if bias_HS.dim() == 4 else (bias_HS if bias_HS.dim() == 3 else bias_HS[None])[:, :, None]
         bias = bias if mask is None else bias.masked_fill(~mask, float("-inf"))

@@ -94,6 +94,30 @@ def biased(q_BHTK: Tensor, k_BGSK: Tensor, v_BGSV: Tensor, bias: Tensor, scale: 
     return o_BHTV.to(q_BHTK.dtype)
 
 
+def over_cache(
+    q_BHTK: Tensor, k_BGSK: Tensor, v_BGSV: Tensor, mask: Tensor | None, scale: float, grouped: bool
+) -> Tensor:
+    """Attend from a few queries to the keys of a cache; return [B, H, T, V].
+
+    On Hopper PyTorch 2.11 prefers cuDNN's kernels, which make a plan for each number of keys: with a cache that grows
+    by a token a step, a model of 12 layers wrote 18 tokens/s instead of 85. Compiled code and CUDA graphs keep one
+    number. Where heads share keys, only cuDNN's kernels take a mask.
+    """
+    if not q_BHTK.is_cuda or (grouped and mask is not None) or _keeps_one_length():
+        return F.scaled_dot_product_attention(q_BHTK, k_BGSK, v_BGSV, mask, scale=scale, enable_gqa=grouped)
+    chosen, others = torch.backends.cuda.cudnn_sdp_enabled(), torch.backends.cuda.math_sdp_enabled()
+    torch.backends.cuda.enable_cudnn_sdp(chosen and not others)  # unless the caller asks for it alone
+    try:
+        return F.scaled_dot_product_attention(q_BHTK, k_BGSK, v_BGSV, mask, scale=scale, enable_gqa=grouped)
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(chosen)
+
+
+def _keeps_one_length() -> bool:
+    capturing = torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+    return capturing or torch.compiler.is_compiling()
+
+
 def _blocks(
     q_BTHK: Tensor, k_BTGK: Tensor, v_BTGV: Tensor, scale: float, window: int, segments: Tensor | None
 ) -> Tensor:
