@@ -12,15 +12,18 @@ Let gm_t and gW_t be the gradients that reach m_t and W_t from outside. With the
 gives dv_t = (1 - p_t) G_t, dk_t = (1 - p_t) (v_t G_t - Q_t) and ddecay = -sum_t p_t (m_{t-1} G_t - Q_t).
 """
 
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from basecap.ops._dispatch import families, functions_of
 from basecap.ops._recurrence.blocks import starts
 from basecap.ops._transforms import no_second_derivatives
-from basecap.ops.operators import operator
+from basecap.ops.operators import Direct, operator
 from basecap.ops.wkv4 import eager, triton_kernels
 
 #: The fastest first.
@@ -67,20 +70,143 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 
 def _gradients(ctx: Any, grad_W: Tensor, grad_m: Tensor) -> tuple[Tensor | None, ...]:
     k, v, decay, begins, W, m = ctx.saved_tensors
-    # Nothing comes before the first token.
-    old = torch.cat([torch.full_like(W[:, :1], -torch.inf), W[:, :-1] - decay], dim=1)
-    if begins is not None:
-        old = old.masked_fill(begins[..., None], -torch.inf)
-    past = eager.share(old, k).masked_fill(old == -torch.inf, 0.0)
-    own = eager.share(k, old).masked_fill(k == -torch.inf, 0.0)
-    G, Q = accumulate(past, torch.stack([grad_m, grad_m * m - grad_W]), ctx.family)
-    old_m = torch.cat([torch.zeros_like(m[:, :1]), m[:, :-1]], dim=1)
-    grad_decay = -(past * (old_m * G - Q)).sum((0, 1))
-    return own * (v * G - Q), own * G, grad_decay, None, None
+    inputs = torch.stack([grad_m, grad_m * m - grad_W])
+    return *_scan_gradients(accumulate, inputs, k, v, decay, begins, W, m, ctx.family), None, None
 
 
 scan.register_autograd(_gradients, setup_context=_save)
 accumulate.register_autograd(no_second_derivatives("wkv4"))
+
+
+def _scan_gradients(
+    run: Callable[..., Tensor],
+    inputs_2BTD: Tensor,
+    k: Tensor,
+    v: Tensor,
+    decay: Tensor,
+    begins: Tensor | None,
+    W: Tensor,
+    m: Tensor,
+    family: str,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of k, v and decay; `run` is `accumulate`, `inputs_2BTD` what G and Q add up."""
+    # Nothing comes before the first token.
+    old = _behind(W[:, :-1] - decay, -torch.inf)
+    if begins is not None:
+        old = old.masked_fill(begins[..., None], -torch.inf)
+    gap = (old - k).masked_fill(old == k, 0.0)
+    past = torch.sigmoid(gap).masked_fill(old == -torch.inf, 0.0)
+    own = torch.sigmoid(-gap).masked_fill(k == -torch.inf, 0.0)
+    G, Q = run(past, inputs_2BTD, family)
+    grad_decay = -(past * (_behind(m[:, :-1], 0.0) * G - Q)).sum((0, 1))
+    return own * (v * G - Q), own * G, grad_decay
+
+
+def _behind(x_BTD: Tensor, first: float) -> Tensor:
+    """Return [B, T + 1, D], x behind a token of this number."""
+    return F.pad(x_BTD, (0, 0, 1, 0), value=first)
+
+
+def _averages(
+    run: Callable[..., tuple[Tensor, Tensor]],
+    k_BTD: Tensor,
+    v_BTD: Tensor,
+    decay_D: Tensor,
+    bonus_D: Tensor,
+    state_B2D: Tensor | None,
+    segments: Tensor | None,
+    family: str,
+) -> tuple[Tensor, ...]:
+    """Return outputs and final state, and for the backward pass what the scan took and returned, and p_t; see `wkv4`.
+
+    `run` is `scan`.
+    """
+    # Not by torch.promote_types: no record holds a call that returns a dtype.
+    wide = torch.float64 if v_BTD.dtype == torch.float64 else torch.float32
+    k, v = k_BTD.to(wide), v_BTD.to(wide)
+    T = v.shape[1]
+    # The state is put before the first token as if it were a token: after t steps the scan holds S_{t-1}.
+    if state_B2D is None:
+        keys, values = _behind(k, -torch.inf), _behind(v, 0.0)
+    else:
+        state = state_B2D.to(wide)
+        keys, values = torch.cat([state[:, 1:], k], dim=1), torch.cat([state[:, :1], v], dim=1)
+    new = starts(segments)
+    begins = None if new is None else torch.cat([torch.zeros_like(new[:, :1]), new], dim=1)
+    weight, mean = run(keys, values, decay_D.to(wide), begins, family)
+    past = weight[:, :T]
+    if new is not None:
+        past = past.masked_fill(new[..., None], -torch.inf)
+    share = torch.sigmoid(past - k - bonus_D.to(wide))
+    o_BTD = torch.lerp(v, mean[:, :T], share)
+    final = torch.stack([mean[:, T], weight[:, T]], dim=1)
+    return o_BTD.to(v_BTD.dtype), final, keys, values, weight, mean, share
+
+
+def _gradients_of_averages(
+    run: Callable[..., Tensor],
+    grad_o: Tensor | None,
+    grad_final: Tensor | None,
+    inputs: Sequence[Tensor],
+    segments: Tensor | None,
+    kept: Sequence[Tensor],
+    family: str,
+) -> tuple[Tensor, ...]:
+    """Return the gradients of k, v, decay, bonus and the first state, in the dtype computed with.
+
+    Args:
+        run: `accumulate`.
+        grad_o: gradient of the outputs, None for zero.
+        grad_final: gradient of the final state, likewise.
+        inputs: k, v, decay, bonus and the first state, on all of which the gradients depend.
+        segments: as `wkv4` takes them.
+        kept: what `_averages` returns behind outputs and final state.
+        family: one of FAMILIES.
+    """
+    keys, values, weight, mean, share = kept
+    grad = torch.zeros_like(share) if grad_o is None else grad_o.to(share.dtype)
+    grad_past = torch.ops.aten.sigmoid_backward(grad * (mean[:, :-1] - values[:, 1:]), share)
+    grad_k = -grad_past
+    grad_bonus = grad_k.sum((0, 1))
+    new, begins = starts(segments), None
+    if new is not None:
+        begins = torch.cat([torch.zeros_like(new[:, :1]), new], dim=1)
+        grad_past = grad_past.masked_fill(new[..., None], 0.0)
+    if grad_final is None:
+        grad_m, grad_W = (F.pad(x, (0, 0, 0, 1)) for x in (grad * share, grad_past))
+    else:
+        both = zip((grad * share, grad_past), grad_final.split(1, dim=1), strict=True)
+        grad_m, grad_W = (torch.cat(pair, dim=1) for pair in both)
+    added, decay = torch.stack([grad_m, grad_m * mean - grad_W]), inputs[2].to(share.dtype)
+    scanned = _scan_gradients(run, added, keys, values, decay, begins, weight, mean, family)
+    grad_keys, grad_values, grad_decay = scanned
+    grad_state = torch.stack([grad_values[:, 0], grad_keys[:, 0]], dim=1)
+    grad_v = grad * (1 - share) + grad_values[:, 1:]
+    return grad_k + grad_keys[:, 1:], grad_v, grad_decay, grad_bonus, grad_state
+
+
+_by_functions, _by_operators = (partial(_gradients_of_averages, run) for run in (accumulate.function, accumulate))
+_backward = Direct("wkv4_backward", _by_functions, seen=_by_operators)
+_backward.register_autograd(no_second_derivatives("wkv4"))
+
+
+def _save_averages(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    *tensors, ctx.family = inputs
+    ctx.mark_non_differentiable(*output[2:])
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(*tensors, *output[2:])
+
+
+def _gradients_at_once(ctx: Any, grad_o: Tensor | None, grad_final: Tensor | None, *_: None) -> tuple[Any, ...]:
+    k, v, decay, bonus, state, segments, *kept = ctx.saved_tensors
+    inputs = [k, v, decay, bonus, state]
+    *grads, grad_bonus, grad_state = _backward(grad_o, grad_final, inputs, segments, kept, ctx.family)
+    grad_bonus = None if grad_o is None else grad_bonus  # which the final state does not depend on
+    return *grads, grad_bonus, None if state is None else grad_state, None, None
+
+
+_at_once = Direct("wkv4", partial(_averages, scan.function), seen=partial(_averages, scan))
+_at_once.register_autograd(_gradients_at_once, setup_context=_save_averages)
 
 
 def wkv4(
@@ -93,24 +219,5 @@ def wkv4(
     family: str = "eager",
 ) -> tuple[Tensor, Tensor]:
     """Return outputs [B, T, D] and the final state [B, 2, D]; computed in float32 or wider."""
-    wide = torch.promote_types(v_BTD.dtype, torch.float32)
-    k, v = k_BTD.to(wide), v_BTD.to(wide)
-    B, T, D = v.shape
-    if state_B2D is None:
-        state = torch.stack([v.new_zeros(B, D), v.new_full((B, D), -torch.inf)], dim=1)
-    else:
-        state = state_B2D.to(wide)
-    # The state is put before the first token as if it were a token: after t steps the scan holds S_{t-1}.
-    new = starts(segments)
-    weight, mean = scan(
-        torch.cat([state[:, 1:], k], dim=1),
-        torch.cat([state[:, :1], v], dim=1),
-        decay_D.to(wide),
-        None if new is None else torch.cat([torch.zeros_like(new[:, :1]), new], dim=1),
-        family,
-    )
-    past = weight[:, :T]
-    if new is not None:
-        past = past.masked_fill(new[..., None], -torch.inf)
-    o_BTD = torch.lerp(v, mean[:, :T], torch.sigmoid(past - k - bonus_D.to(wide)))
-    return o_BTD.to(v_BTD.dtype), torch.stack([mean[:, T], weight[:, T]], dim=1)
+    o, final, *_ = _at_once(k_BTD, v_BTD, decay_D, bonus_D, state_B2D, segments, family)
+    return o, final
