@@ -71,15 +71,20 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 def _gradients(ctx: Any, grad_W: Tensor, grad_m: Tensor) -> tuple[Tensor | None, ...]:
     k, v, decay, begins, W, m = ctx.saved_tensors
     inputs = torch.stack([grad_m, grad_m * m - grad_W])
-    return *_scan_gradients(accumulate, inputs, k, v, decay, begins, W, m, ctx.family), None, None
+    run = partial(_accumulated, accumulate, ctx.family)
+    return *_scan_gradients(run, inputs, k, v, decay, begins, W, m), None, None
 
 
 scan.register_autograd(_gradients, setup_context=_save)
 accumulate.register_autograd(no_second_derivatives("wkv4"))
 
 
+def _accumulated(run: Callable[..., Tensor], family: str, share_BTD: Tensor, values_2BTD: Tensor) -> Tensor:
+    return run(share_BTD, values_2BTD, family)
+
+
 def _scan_gradients(
-    run: Callable[..., Tensor],
+    run: Callable[[Tensor, Tensor], Tensor],
     inputs_2BTD: Tensor,
     k: Tensor,
     v: Tensor,
@@ -87,9 +92,8 @@ def _scan_gradients(
     begins: Tensor | None,
     W: Tensor,
     m: Tensor,
-    family: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of k, v and decay; `run` is `accumulate`, `inputs_2BTD` what G and Q add up."""
+    """Return the gradients of k, v and decay; `run` accumulates `inputs_2BTD` to G and Q."""
     # Nothing comes before the first token.
     old = _behind(W[:, :-1] - decay, -torch.inf)
     if begins is not None:
@@ -97,7 +101,7 @@ def _scan_gradients(
     gap = (old - k).masked_fill(old == k, 0.0)
     past = torch.sigmoid(gap).masked_fill(old == -torch.inf, 0.0)
     own = torch.sigmoid(-gap).masked_fill(k == -torch.inf, 0.0)
-    G, Q = run(past, inputs_2BTD, family)
+    G, Q = run(past, inputs_2BTD)
     grad_decay = -(past * (_behind(m[:, :-1], 0.0) * G - Q)).sum((0, 1))
     return own * (v * G - Q), own * G, grad_decay
 
@@ -158,7 +162,7 @@ def _gradients_of_averages(
         run: `accumulate`.
         grad_o: gradient of the outputs, None for zero.
         grad_final: gradient of the final state, likewise.
-        inputs: k, v, decay, bonus and the first state, on all of which the gradients depend.
+        inputs: k, v, decay, bonus and the first state; the gradients depend on them all.
         segments: as `wkv4` takes them.
         kept: what `_averages` returns behind outputs and final state.
         family: one of FAMILIES.
@@ -178,8 +182,8 @@ def _gradients_of_averages(
         both = zip((grad * share, grad_past), grad_final.split(1, dim=1), strict=True)
         grad_m, grad_W = (torch.cat(pair, dim=1) for pair in both)
     added, decay = torch.stack([grad_m, grad_m * mean - grad_W]), inputs[2].to(share.dtype)
-    scanned = _scan_gradients(run, added, keys, values, decay, begins, weight, mean, family)
-    grad_keys, grad_values, grad_decay = scanned
+    add = partial(_accumulated, run, family)
+    grad_keys, grad_values, grad_decay = _scan_gradients(add, added, keys, values, decay, begins, weight, mean)
     grad_state = torch.stack([grad_values[:, 0], grad_keys[:, 0]], dim=1)
     grad_v = grad * (1 - share) + grad_values[:, 1:]
     return grad_k + grad_keys[:, 1:], grad_v, grad_decay, grad_bonus, grad_state
