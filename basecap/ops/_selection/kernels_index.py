@@ -76,7 +76,7 @@ def index_kernel(
         place += tl.sum(mine.to(tl.int32), 0)
 
 
-@triton.jit(do_not_specialize=["pairs", "M", "BLOCK"])
+@triton.jit
 def count_kernel(
     p_choice,
     p_count,
@@ -86,7 +86,7 @@ def count_kernel(
     H: tl.constexpr,
     GROUP: tl.constexpr,
     REMOTE: tl.constexpr,
-    BLOCK,
+    BLOCK: tl.constexpr,
     BT: tl.constexpr,
 ):
     """Write each pair's rank among those of its block with the same chunk, and how many there are of each."""
@@ -114,7 +114,7 @@ def count_kernel(
         tl.debug_barrier()
 
 
-@triton.jit(do_not_specialize=["blocks", "M"])
+@triton.jit
 def scan_kernel(p_count, p_total, blocks, M, BC: tl.constexpr, BB: tl.constexpr):
     """Replace each block's count by the sum of those before it; write the sum of all."""
     c = tl.program_id(0) * BC + tl.arange(0, BC)
@@ -130,10 +130,8 @@ def scan_kernel(p_count, p_total, blocks, M, BC: tl.constexpr, BB: tl.constexpr)
     tl.store(p_total + g * M + c, total, c < M)
 
 
-@triton.jit(
-    do_not_specialize=["M", "SHARE", "EXTRA"], do_not_specialize_on_alignment=["p_offset", "p_share", "p_chunk"]
-)
-def offset_kernel(p_total, p_offset, p_share, p_chunk, M, SHARE, EXTRA, BC: tl.constexpr):
+@triton.jit
+def offset_kernel(p_total, p_offset, p_share, p_chunk, M, SHARE: tl.constexpr, EXTRA, BC: tl.constexpr):
     """Write where each chunk's list starts, and the shares of long lists beyond the first SHARE pairs.
 
     p_offset, p_share [G, M + 1]: starts of the lists of pairs and of extra shares; p_chunk [G, EXTRA]: their chunks.
@@ -156,7 +154,7 @@ def offset_kernel(p_total, p_offset, p_share, p_chunk, M, SHARE, EXTRA, BC: tl.c
     tl.store(p_share + g * (M + 1) + M, share)
 
 
-@triton.jit(do_not_specialize=["pairs", "blocks", "M", "BLOCK"], do_not_specialize_on_alignment=["p_offset"])
+@triton.jit
 def scatter_kernel(
     p_choice,
     p_rank,
@@ -169,7 +167,7 @@ def scatter_kernel(
     H: tl.constexpr,
     GROUP: tl.constexpr,
     REMOTE: tl.constexpr,
-    BLOCK,
+    BLOCK: tl.constexpr,
     BT: tl.constexpr,
 ):
     """Put every pair at its place in its chunk's list."""

@@ -41,9 +41,6 @@ class Index:
 #: Pairs of a key head times chunks up to which one kernel makes the whole index: its programs read all pairs.
 AT_ONCE = 2**20
 
-#: Fewest chunks that this kernel counts pairs for: each power of two above is compiled by itself.
-BINS = 128
-
 
 def new_index(choice: Tensor, M: int, groups: int, size: int) -> Index:
     """Return an index of `choice` with nothing written to it yet."""
@@ -62,7 +59,7 @@ def invert(choice: Tensor, M: int, groups: int, size: int) -> Index:
     offset, lists, share, chunk = index.parts
     heads = {"H": H, "GROUP": H // groups, "REMOTE": remote}
     if pairs * M <= AT_ONCE:
-        bins = max(BINS, triton.next_power_of_2(M + 1))
+        bins = max(16, triton.next_power_of_2(M + 1))
         kernels_index.index_kernel[M, groups](
             choice, offset, lists, share, chunk, pairs, M, index.extra, **heads, SHARE=size, BINS=bins, BT=1024
         )
