@@ -54,6 +54,7 @@ OPS = [
     pytest.param(lambda x: selective_scan(x, x.abs(), rates, reads, reads)[0], rows, id="scan"),
     pytest.param(lambda x: short_convolution(x, taps), rows, id="short_convolution"),
     pytest.param(lambda x: wkv4(x, x, channels.abs(), channels)[0], rows, id="wkv4"),
+    pytest.param(lambda x: wkv4(x, rows, channels.abs(), channels)[0], rows, id="wkv4 keys"),
     pytest.param(lambda x: linear_cross_entropy(x, vocabulary, torch.arange(T)[None]), rows, id="cross_entropy"),
     pytest.param(lambda x: index_divergence(x, x[:, :, 0], x[:, :, :, 0], x, x), heads, id="index_divergence"),
     kernels(lambda x: delta_rule(x, x, x, decays.exp(), decays, backend="triton")[0], heads, id="delta_rule kernels"),
