@@ -10,6 +10,7 @@ import ast
 import inspect
 import itertools
 import random
+import re
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -382,7 +383,7 @@ def simulated(path: Path) -> ModuleType:
     module = ModuleType(path.stem)
     source = path.read_text()
     # Layouts of values are not simulated.
-    source = source.replace("@triton.experimental.gluon.jit\n", "\n").replace(".type.layout", "")
+    source = re.sub(r"@triton\.experimental\.gluon\.jit(\([^)]*\))?\n", "\n", source).replace(".type.layout", "")
     source = source.replace("@triton.experimental.gluon.constexpr_function", "")
     lines, found = source.splitlines(), {}
     for node in ast.parse(source).body:
