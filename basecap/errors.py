@@ -72,9 +72,10 @@ def nearest(name: str, known: Iterable[str], see: str | None = None, within: str
     """
     known = sorted(known)
     wanted, folded = str(name).lower(), {one.lower(): one for one in known}
-    if difflib.get_close_matches(wanted, folded, n=1, cutoff=0.6):
-        near = {one: difflib.SequenceMatcher(None, one, wanted).ratio() for one in folded}
-        equal = [repr(within + folded[one]) for one, ratio in near.items() if ratio == max(near.values())]
+    if best := difflib.get_close_matches(wanted, folded, n=1, cutoff=0.6):
+        highest = difflib.SequenceMatcher(None, best[0], wanted).ratio()
+        close = {*difflib.get_close_matches(wanted, folded, n=len(folded), cutoff=highest)}
+        equal = [repr(within + folded[one]) for one in folded if one in close]
         return f"did you mean {' or '.join(equal)}?"
     if see is not None:
         return f"see `{see}`."

@@ -208,11 +208,11 @@ def test_a_gpu_that_others_fill_is_named(free, words, monkeypatch):
     ("name", "when", "message"),
     [
         (
-            "early",
+            "held-early",
             "True",
             f"failed before training: 8 sequences of 32 tokens do not fit into the memory of cpu: {HELD}",
         ),
-        ("late", 'list(OUT.glob("runs/*/metrics.jsonl"))', f"(seed 0) failed: out of memory: {HELD}"),
+        ("held-late", 'list(OUT.glob("runs/*/metrics.jsonl"))', f"(seed 0) failed: out of memory: {HELD}"),
     ],
 )
 def test_a_run_whose_memory_others_hold_says_so_and_the_same_command_continues_it(

@@ -30,16 +30,20 @@ def refuse_unknown(names: Sequence[str], path: str | None) -> None:
         places = [] if spec is None else [Path(place) / "tasks" for place in spec.submodule_search_locations or ()]
     else:
         places = [directory_of(path)]
-    words = {name: re.compile(rb"(?<![\w.-])" + re.escape(name.encode()) + rb"(?![\w.-])") for name in names}
-    known = set[bytes]()
+    left, texts = {name.encode() for name in names}, list[bytes]()
     for file in (file for place in places for file in place.rglob("*yaml*")):  # also of templates, "_default_yaml"
-        text = file.read_bytes()
-        words = {name: word for name, word in words.items() if not word.search(text)}
-        if not words:
+        texts.append(file.read_bytes())
+        left = {name for name in left if not _stands_in(name, texts[-1])}
+        if not left:
             return
-        known.update(_NAMES.findall(text))
     if places:
-        raise unknown(next(iter(words)), map(bytes.decode, known), path)
+        first = next(name for name in names if name.encode() in left)
+        known = {found.decode() for text in texts for found in _NAMES.findall(text)}
+        raise unknown(first, known, path)
+
+
+def _stands_in(name: bytes, text: bytes) -> bool:
+    return name in text and re.search(rb"(?<![\w.-])" + re.escape(name) + rb"(?![\w.-])", text) is not None
 
 
 def directory_of(path: str) -> Path:
