@@ -227,8 +227,10 @@ class PreparedData(Workload):
     def _check(self, config: DataConfig) -> None:
         for (domain, split), found in self.sets.items():
             if split != "validation" and not found:
-                limit = config.max_train_tokens if split == "train" else config.max_test_tokens
-                few = f" of at most {limit // MIN_DOCUMENTS} tokens; raise data.max_{split}_tokens," if limit else ";"
+                limit, few = config.max_train_tokens if split == "train" else config.max_test_tokens, ";"
+                if limit:
+                    most = f"{limit // MIN_DOCUMENTS} tokens, a {MIN_DOCUMENTS}th of data.max_{split}_tokens"
+                    few = f" of at most {most} = {limit}; raise it,"
                 if self.overlap and self.overlap.left_out.get(f"{domain}/{split}"):
                     few = f" that do not also occur in the training text; raise data.overlap = {config.overlap},"
                 elif config.min_ood_tokens and domain in config.ood:

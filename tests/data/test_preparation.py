@@ -288,7 +288,7 @@ def test_domains_without_enough_text_are_refused(options, tmp_path):
         prepare(DataConfig(**{**options, "train": ["c4", "book"]}), tmp_path)
     with pytest.raises(DataError, match=r"seq_len = 9000 is longer than the whole text of domain 'arxiv' \(\d+ tokens"):
         prepare(DataConfig(**{**options, "seq_len": 9000}), tmp_path)
-    with pytest.raises(DataError, match=r"no test documents of at most 50 tokens; raise data\.max_test_tokens"):
+    with pytest.raises(DataError, match=r"of at most 50 tokens, a 10th of data\.max_test_tokens = 500; raise it"):
         prepare(DataConfig(**options, max_test_tokens=500), tmp_path)
 
 
