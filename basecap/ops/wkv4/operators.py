@@ -71,16 +71,12 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 def _gradients(ctx: Any, grad_W: Tensor, grad_m: Tensor) -> tuple[Tensor | None, ...]:
     k, v, decay, begins, W, m = ctx.saved_tensors
     inputs = torch.stack([grad_m, grad_m * m - grad_W])
-    run = partial(_accumulated, accumulate, ctx.family)
-    return *_scan_gradients(run, inputs, k, v, decay, begins, W, m), None, None
+    grads = _scan_gradients(lambda *of: accumulate(*of, ctx.family), inputs, k, v, decay, begins, W, m)
+    return *grads, None, None
 
 
 scan.register_autograd(_gradients, setup_context=_save)
 accumulate.register_autograd(no_second_derivatives("wkv4"))
-
-
-def _accumulated(run: Callable[..., Tensor], family: str, share_BTD: Tensor, values_2BTD: Tensor) -> Tensor:
-    return run(share_BTD, values_2BTD, family)
 
 
 def _scan_gradients(
@@ -111,6 +107,11 @@ def _behind(x_BTD: Tensor, first: float) -> Tensor:
     return F.pad(x_BTD, (0, 0, 1, 0), value=first)
 
 
+def _after_state(new_BT: Tensor | None) -> Tensor | None:
+    """Return where the scan starts again, [B, T + 1]: the state stands before the first token as if it were one."""
+    return None if new_BT is None else torch.cat([torch.zeros_like(new_BT[:, :1]), new_BT], dim=1)
+
+
 def _averages(
     run: Callable[..., tuple[Tensor, Tensor]],
     k_BTD: Tensor,
@@ -136,8 +137,7 @@ def _averages(
         state = state_B2D.to(wide)
         keys, values = torch.cat([state[:, 1:], k], dim=1), torch.cat([state[:, :1], v], dim=1)
     new = starts(segments)
-    begins = None if new is None else torch.cat([torch.zeros_like(new[:, :1]), new], dim=1)
-    weight, mean = run(keys, values, decay_D.to(wide), begins, family)
+    weight, mean = run(keys, values, decay_D.to(wide), _after_state(new), family)
     past = weight[:, :T]
     if new is not None:
         past = past.masked_fill(new[..., None], -torch.inf)
@@ -172,9 +172,8 @@ def _gradients_of_averages(
     grad_past = torch.ops.aten.sigmoid_backward(grad * (mean[:, :-1] - values[:, 1:]), share)
     grad_k = -grad_past
     grad_bonus = grad_k.sum((0, 1))
-    new, begins = starts(segments), None
+    new = starts(segments)
     if new is not None:
-        begins = torch.cat([torch.zeros_like(new[:, :1]), new], dim=1)
         grad_past = grad_past.masked_fill(new[..., None], 0.0)
     if grad_final is None:
         grad_m, grad_W = (F.pad(x, (0, 0, 0, 1)) for x in (grad * share, grad_past))
@@ -182,8 +181,9 @@ def _gradients_of_averages(
         both = zip((grad * share, grad_past), grad_final.split(1, dim=1), strict=True)
         grad_m, grad_W = (torch.cat(pair, dim=1) for pair in both)
     added, decay = torch.stack([grad_m, grad_m * mean - grad_W]), inputs[2].to(share.dtype)
-    add = partial(_accumulated, run, family)
-    grad_keys, grad_values, grad_decay = _scan_gradients(add, added, keys, values, decay, begins, weight, mean)
+    grad_keys, grad_values, grad_decay = _scan_gradients(
+        lambda *of: run(*of, family), added, keys, values, decay, _after_state(new), weight, mean
+    )
     grad_state = torch.stack([grad_values[:, 0], grad_keys[:, 0]], dim=1)
     grad_v = grad * (1 - share) + grad_values[:, 1:]
     return grad_k + grad_keys[:, 1:], grad_v, grad_decay, grad_bonus, grad_state
