@@ -101,7 +101,7 @@ def over_cache(
 
     On Hopper PyTorch 2.11 prefers cuDNN's kernels, which make a plan for each number of keys: with a cache that grows
     by a token a step, a model of 12 layers wrote 18 tokens/s instead of 85. Compiled code and CUDA graphs keep one
-    number. Where heads share keys, only cuDNN's kernels take a mask.
+    number. Where heads share keys, of the fast kernels only cuDNN's take a mask.
     """
     if not q_BHTK.is_cuda or (grouped and mask is not None) or _keeps_one_length():
         return F.scaled_dot_product_attention(q_BHTK, k_BGSK, v_BGSV, mask, scale=scale, enable_gqa=grouped)
