@@ -109,6 +109,7 @@ def main() -> None:
     parser.add_argument("--device", type=torch.device, default=torch.device("cpu"), help="cpu or cuda")
     parser.add_argument("--questions", type=int, default=12, help="questions of each length")
     parser.add_argument("--layers", type=int, default=3, help="layers of a Transformer")
+    parser.add_argument("--only", action="append", choices=ARCHITECTURES, help="this architecture alone; repeatable")
     options = parser.parse_args()
     path, device = options.json, options.device
     text = "\n".join(page.read_text() for page in sorted((ROOT / "docs").glob("*.md")))
@@ -118,7 +119,7 @@ def main() -> None:
         asked = requests(text, passage, options.questions, random.Random(0))
         lengths = [[len(tokenizer.encode(part)) for part in one.args] for one in asked]
         context, choice = (round(sum(column) / len(asked), 1) for column in zip(*lengths, strict=True))
-        for name in ARCHITECTURES:
+        for name in options.only or ARCHITECTURES:
             row = compare(name, tokenizer, asked, options.layers, device)
             row |= {"context_tokens": context, "choice_tokens": choice}
             rows.append(row)
