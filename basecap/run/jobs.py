@@ -125,6 +125,12 @@ def free_memory(device: torch.device) -> None:
         torch.cuda.empty_cache()
 
 
+def obtainable(device: torch.device) -> tuple[int, int]:
+    """Return the bytes of a GPU that this process has reserved or could have, and all it has."""
+    free, total = torch.cuda.mem_get_info(device)
+    return free + torch.cuda.memory_reserved(device), total
+
+
 def lacks_memory(message: str) -> bool:
     """Whether a job failed because a device or this machine had no room; PyTorch has no one error for that."""
     return any(words in message for words in NO_MEMORY)
@@ -140,10 +146,9 @@ def held_elsewhere(device: torch.device) -> str | None:
     if device.type != "cuda":
         return None
     try:
-        free, total = torch.cuda.mem_get_info(device)
+        ours, total = obtainable(device)
     except RuntimeError:  # there is no room even for a context, without which CUDA does not tell
         return f"{device} had none free, as other processes hold it; the same command tries again."
-    ours = free + torch.cuda.memory_reserved(device)
     if total - ours - CONTEXT < LITTLE * total:
         return None
     share = f"{ours / 2**30:.1f} of {total / 2**30:.1f} GiB"

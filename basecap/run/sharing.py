@@ -10,7 +10,7 @@ import torch
 
 from basecap.plan.estimate import matrix_rate
 from basecap.plan.runs import RunSpec, costs
-from basecap.run.jobs import CONTEXT, free_memory
+from basecap.run.jobs import CONTEXT, free_memory, obtainable
 from basecap.run.trial import build, in_memory, training_step
 from basecap.testing.subject import undisturbed
 from basecap.train.distributed import Processes
@@ -18,7 +18,7 @@ from basecap.train.placement import DevicePlacement
 
 #: The most runs that share a GPU, whatever room they leave: each is a process with a thread that starts kernels.
 MOST = 8
-#: Share of a GPU's memory that runs may plan with: fragments take the rest.
+#: Share of a GPU's free memory that runs may plan with: fragments take the rest.
 USABLE = 0.95
 
 
@@ -29,12 +29,12 @@ class Footprint:
     Attributes:
         memory: bytes at most at a time, without `CONTEXT`.
         share: its rate as a share of the GPU's rate of matrix products.
-        total: bytes of the GPU.
+        free: bytes of the GPU that other processes leave.
     """
 
     memory: int
     share: float
-    total: int
+    free: int
 
 
 def measure(run: RunSpec, device: torch.device) -> Footprint:
@@ -67,8 +67,8 @@ def _measure(run: RunSpec, device: torch.device, compiled: bool) -> Footprint:
         rate = matrix_rate(device)
     free_memory(device)
     work = cost.flops / cost.steps * run.train.forward_batch(1) / run.train.batch
-    total = torch.cuda.get_device_properties(device).total_memory
-    return Footprint(memory=memory, share=work / seconds / rate, total=total)
+    free, _ = obtainable(device)
+    return Footprint(memory=memory, share=work / seconds / rate, free=free)
 
 
 def choose(found: Sequence[Footprint], runs: int, gpus: int) -> tuple[int, str]:
@@ -77,17 +77,17 @@ def choose(found: Sequence[Footprint], runs: int, gpus: int) -> tuple[int, str]:
     It is the least of: what fits where all are as large as the largest; how often the mean share of the matrix rate
     fits into 1, rounded up; the runs for each GPU; `MOST`.
 
-    >>> one = Footprint(memory=12 * 2**30, share=0.3, total=80 * 2**30)
+    >>> one = Footprint(memory=12 * 2**30, share=0.3, free=80 * 2**30)
     >>> choose([one], runs=40, gpus=2)[0], choose([one], runs=3, gpus=2)[0]
     (4, 2)
     """
     largest = max(footprint.memory for footprint in found)
-    total = min(footprint.total for footprint in found)
+    free = min(footprint.free for footprint in found)
     share = sum(footprint.share for footprint in found) / len(found)
-    room = int(USABLE * total / (largest + CONTEXT))
+    room = int(USABLE * free / (largest + CONTEXT))
     count = max(1, min(room, math.ceil(1 / share), -(-runs // gpus), MOST))
     many = f"{count} runs share each GPU" if count > 1 else "one run at a time on each GPU"
     return count, (
         f"{many} (--per-device auto): in a trial step one reaches {100 * share:.0f} % of the rate of matrix products "
-        f"and takes at most {largest / 2**30:.1f} of {total / 2**30:.0f} GiB."
+        f"and takes at most {largest / 2**30:.1f} of {free / 2**30:.0f} GiB that are free."
     )

@@ -149,7 +149,7 @@ def test_a_trial_step_chooses_how_many_runs_share_a_gpu(study_file, tmp_path, mo
             future = Future()
             if job is _worker.measure:
                 steps.append((spec.name, self.start.device))
-                future.set_result(Footprint(memory=3 * 2**30, share=0.2, total=13 * 2**30))
+                future.set_result(Footprint(memory=3 * 2**30, share=0.2, free=13 * 2**30))
                 return future
             future.name = run_info(spec.name, seed=spec.seed)
             return future
@@ -174,5 +174,5 @@ def test_a_trial_step_chooses_how_many_runs_share_a_gpu(study_file, tmp_path, mo
     assert said == [
         "Runs on the same GPU take turns: CUDA MPS is not installed (no-such-program is not found).",
         "3 runs share each GPU (--per-device auto): in a trial step one reaches 20 % of the rate of matrix products "
-        "and takes at most 3.0 of 13 GiB.",
+        "and takes at most 3.0 of 13 GiB that are free.",
     ]

@@ -26,7 +26,7 @@ def test_a_step_is_measured_on_a_gpu(study, tmp_path):
     run, device = first_run(study, tmp_path), torch.device("cuda", 0)
     torch.cuda.set_device(device)
     found = sharing.measure(run, device)
-    assert 0 < found.memory < found.total and 0 < found.share < 1
+    assert 0 < found.memory < found.free and 0 < found.share < 1
     assert torch.cuda.memory_allocated(device) < found.memory
 
 
@@ -36,8 +36,12 @@ def test_the_second_step_is_timed_and_graphs_keep_its_memory(graphs, memory, stu
     monkeypatch.setattr(sharing, "training_step", lambda *arguments: steps.append(arguments))
     monkeypatch.setattr(sharing, "matrix_rate", lambda device: 1e12)
     monkeypatch.setattr(sharing.time, "perf_counter", iter([0.0, 50.0, 50.0, 50.5]).__next__)
-    card = SimpleNamespace(total_memory=80 * GIB)
-    held = {"max_memory_allocated": 3 * GIB, "memory_allocated": GIB, "get_device_properties": card}
+    held = {
+        "max_memory_allocated": 3 * GIB,
+        "memory_allocated": GIB,
+        "memory_reserved": GIB,
+        "mem_get_info": (79 * GIB, 140 * GIB),
+    }
     for name, value in held.items():
         monkeypatch.setattr(torch.cuda, name, lambda device, value=value: value)
     for name in ("reset_peak_memory_stats", "synchronize"):
@@ -48,13 +52,13 @@ def test_the_second_step_is_timed_and_graphs_keep_its_memory(graphs, memory, stu
         sharing, "costs", lambda runs: [SimpleNamespace(flops=3e11 * run.timetable.steps, steps=run.timetable.steps)]
     )
     found = sharing.measure(run, torch.device("cpu"))
-    assert len(steps) == 2 and (found.memory, found.total) == (memory, 80 * GIB)
+    assert len(steps) == 2 and (found.memory, found.free) == (memory, 80 * GIB)
     assert found.share == pytest.approx(0.6)  # 3e11 operations in half a second of 1e12 a second
 
 
 @pytest.mark.parametrize("compiles", [True, False])
 def test_a_step_that_does_not_fit_is_measured_as_it_trains(compiles, study, tmp_path, monkeypatch):
-    found = Footprint(memory=60 * GIB, share=0.5, total=80 * GIB)
+    found = Footprint(memory=60 * GIB, share=0.5, free=80 * GIB)
 
     def measured(run, device, compiled):
         if not compiled:
@@ -79,11 +83,11 @@ def test_a_step_that_does_not_fit_is_measured_as_it_trains(compiles, study, tmp_
     ],
 )
 def test_what_is_scarce_decides(memory, share, runs, gpus, expected):
-    small = Footprint(memory=0, share=share, total=80 * GIB)
-    found = [small, Footprint(memory=memory, share=share, total=80 * GIB)]
+    small = Footprint(memory=0, share=share, free=80 * GIB)
+    found = [small, Footprint(memory=memory, share=share, free=80 * GIB)]
     count, why = choose(found, runs, gpus)
     assert count == expected
     shared = f"{count} runs share each GPU" if count > 1 else "one run at a time on each GPU"
     assert why.startswith(f"{shared} (--per-device auto): in a trial step one reaches {100 * share:.0f} % of the rate")
-    assert why.endswith(f"takes at most {memory / GIB:.1f} of 80 GiB.")
+    assert why.endswith(f"takes at most {memory / GIB:.1f} of 80 GiB that are free.")
     assert count == 1 or count * (memory + CONTEXT) < 80 * GIB
