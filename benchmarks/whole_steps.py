@@ -1,11 +1,17 @@
 """Time whole training steps of 110M models at a small and a large batch, launched by Python and as CUDA graphs.
 
-Run `python -m benchmarks.whole_steps OUT.json` on a machine with a GPU. A step is that of the training loop, with batch
-from the host, clipping, AdamW and the loss read back, at 2,048 tokens and 4 and 32 sequences; times are medians of
-steps that follow each other, after those that compile, tune and capture. `per_token` is a step's time for each token at
-the small batch, relative to the large one: 1 where small steps wait for nothing. When the minutes are over the script
-ends between two models; the same command goes on with those that OUT.json lacks. By default it measures the
-architectures of the table in results/models/README.md; `--only` names others.
+Run `python -m benchmarks.whole_steps OUT.json` on a machine with a GPU. A step is that of the training loop, compiled,
+with batch from the host, clipping, AdamW and the loss read back, at 2,048 tokens and 4 and 32 sequences; times are
+medians of steps that follow each other, after those that compile, tune and capture. `per_token` is a step's time for
+each token at the small batch, relative to the large one: 1 where small steps wait for nothing.
+
+With `--deterministic` it measures CUDA graphs without and with `train.deterministic`; `deterministic` is a step's time
+with it, relative to one without. cuBLAS has the fixed buffers in both, because a process chooses them once; on a Hopper
+GPU they are as large as PyTorch's own.
+
+When the minutes are over the script ends between two rows; the same command goes on with those that OUT.json lacks.
+`seconds` of a row is what it took in all, compiling included. By default the script measures the architectures of the
+table in results/models/README.md; `--only` names others.
 """
 
 import argparse
@@ -15,20 +21,22 @@ import statistics
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from basecap.data.workload import Batch
 from basecap.models.config import model_config
 from basecap.models.language_model import LanguageModel
+from basecap.ops import recorded
 from basecap.system.environment import choose_device, describe
 from basecap.train.config import TrainConfig
 from basecap.train.copies import lay_out
+from basecap.train.deterministic import deterministic, prepare, settings
 from basecap.train.distributed import Processes
 from basecap.train.graphs import graphed
 from basecap.train.optim import build_optimiser, set_learning_rate
-from basecap.train.placement import DevicePlacement
+from basecap.train.placement import DevicePlacement, start_compilers
 from basecap.train.step import LaunchedStep, TrainingStep
 
 #: The architectures of the table, first those on which the goal was set.
@@ -60,6 +68,32 @@ RATE = 1e-4
 Row = dict[str, Any]
 
 
+class Job(NamedTuple):
+    """A row to measure: an architecture, the sequences of a step, and how it is taken."""
+
+    name: str
+    batch: int
+    graphs: bool
+    deterministic: bool
+
+    def config(self, length: int) -> TrainConfig:
+        """Return the options of its steps."""
+        graphs = "auto" if self.graphs else False
+        return TrainConfig(
+            tokens=self.batch * length, batch=self.batch, cuda_graphs=graphs, deterministic=self.deterministic
+        )
+
+
+def jobs(names: Sequence[str], device: torch.device, *, repeating: bool) -> list[Job]:
+    """Return what is measured: launched steps and CUDA graphs, or if `repeating` graphs without and with the option.
+
+    Graphs are left out on a CPU.
+    """
+    ways = [(True, False), (True, True)] if repeating else [(False, False), (True, False)]
+    ways = list(dict.fromkeys((graphs and device.type == "cuda", option) for graphs, option in ways))
+    return [Job(name, batch, *way) for name in names for batch in STEPS for way in ways]
+
+
 def seconds(step: TrainingStep, batch: Batch, count: int, device: torch.device, optimiser: Any) -> float:
     """Return the median time of `count` steps, each with its loss read back as in the training loop."""
     share = torch.ones((), device=device)
@@ -74,67 +108,83 @@ def seconds(step: TrainingStep, batch: Batch, count: int, device: torch.device, 
     return statistics.median(times[WARM:])
 
 
-def measure(name: str, rows: int, device: torch.device) -> list[Row]:
-    """Return a row for steps that Python launches and, on a GPU, one for CUDA graphs."""
+def measure(job: Job, device: torch.device) -> Row:
+    """Return the time of a step, what it takes of the memory and what the ops run."""
     hidden, vocab, length = SIZES[device.type]
-    config = TrainConfig(tokens=rows * length, batch=rows, cuda_graphs="auto")
+    config = job.config(length)
     placement = DevicePlacement.choose(device, Processes(), "auto")
-    model = LanguageModel(model_config(name, hidden=hidden, vocab=vocab, max_length=length)).initialise(0).to(device)
-    layout, optimiser = lay_out(model, config, Processes()), build_optimiser(model, model.recipe(), config)
-    tokens = torch.randint(vocab, (rows, length + 1), generator=torch.Generator().manual_seed(0))
-    batch = Batch(tokens[:, :-1], tokens[:, 1:])
+    model = LanguageModel(model_config(job.name, hidden=hidden, vocab=vocab, max_length=length)).initialise(0)
+    layout = lay_out(model.to(device), config, Processes())
+    optimiser = build_optimiser(model, model.recipe(), config)
+    tokens = torch.randint(vocab, (job.batch, length + 1), generator=torch.Generator().manual_seed(0))
     launched = LaunchedStep(model, optimiser, config, layout, placement)
-    found: list[Row] = []
-    for graphs in (False, True):
-        step = graphed(launched, config, placement) if graphs else None
-        if graphs and step is None:
-            break
-        if device.type == "cuda":
-            torch.cuda.empty_cache()
-            torch.cuda.reset_peak_memory_stats(device)
-        taken = seconds(step or launched, batch, STEPS[rows], device, optimiser)
-        found.append(
-            {
-                "architecture": name,
-                "batch": rows,
-                "length": length,
-                "parameters": model.parameters_count(),
-                "cuda_graphs": step.record if step else None,
-                "tokens_per_s": rows * length / taken,
-                "ms_per_step": 1e3 * taken,
-                "memory_gib": torch.cuda.max_memory_reserved(device) / 2**30 if device.type == "cuda" else None,
-            }
-        )
-    return found
+    graphs = graphed(launched, config, placement)
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    taken = seconds(graphs or launched, Batch(tokens[:, :-1], tokens[:, 1:]), STEPS[job.batch], device, optimiser)
+    return {
+        "length": length,
+        "parameters": model.parameters_count(),
+        "cuda_graphs": graphs.record if graphs else None,
+        "settings": settings(config, device),
+        "tokens_per_s": job.batch * length / taken,
+        "ms_per_step": 1e3 * taken,
+        "memory_gib": torch.cuda.max_memory_reserved(device) / 2**30 if device.type == "cuda" else None,
+    }
 
 
-def attempt(name: str, rows: int, device: torch.device) -> list[Row]:
-    """Return the rows of a model, or one that says why it cannot run; free its memory."""
-    try:
-        return measure(name, rows, device)
-    except RuntimeError as error:  # the others are worth measuring
-        words = (str(error).strip() or type(error).__name__).splitlines()[0]
-        return [{"architecture": name, "batch": rows, "note": f"cannot run: {words[:200]}"}]
-    finally:
-        gc.collect()
-        if device.type == "cuda":
-            torch.cuda.empty_cache()
+def attempt(job: Job, device: torch.device) -> Row:
+    """Return the row of a job, or one that says why it cannot run; free its memory."""
+    began = time.perf_counter()
+    with recorded() as ops:
+        try:
+            with deterministic(job.config(1), device):
+                found = measure(job, device)
+        except RuntimeError as error:  # the others are worth measuring
+            words = (str(error).strip() or type(error).__name__).splitlines()[0]
+            found = {"note": f"cannot run: {words[:200]}"}
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    asked = {"architecture": job.name, "batch": job.batch, "graphs": job.graphs, "deterministic": job.deterministic}
+    return asked | found | {"ops": dict(sorted(ops.items())), "seconds": round(time.perf_counter() - began, 1)}
 
 
 def compare(rows: Sequence[Row]) -> list[Row]:
-    """Return for each architecture the times for a token at the small batch, relative to the faster at the large."""
+    """Return for each architecture what launching costs (`per_token`) and what the same bits twice cost, by batch.
+
+    `per_token` is the time for a token at the small batch, relative to the faster way at the large one.
+    """
     small, large = min(STEPS), max(STEPS)
     found = []
     for name in dict.fromkeys(row["architecture"] for row in rows):
         own = [row for row in rows if row["architecture"] == name and "ms_per_step" in row]
-        best = max((row["tokens_per_s"] for row in own if row["batch"] == large), default=None)
-        times = {
+        plain = [row for row in own if not row["deterministic"]]
+        best = max((row["tokens_per_s"] for row in plain if row["batch"] == large), default=None)
+        per_token = {
             "graphs" if row["cuda_graphs"] in ("step", "gradients") else "launched": best / row["tokens_per_s"]
-            for row in own
+            for row in plain
             if best is not None and row["batch"] == small
         }
-        found.append({"architecture": name, "per_token": times})
+        cost = {
+            row["batch"]: row["ms_per_step"] / other["ms_per_step"]
+            for row in own
+            for other in plain
+            if row["deterministic"] and (row["batch"], row["graphs"]) == (other["batch"], other["graphs"])
+        }
+        found.append({"architecture": name, "per_token": per_token, "deterministic": cost})
     return found
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Return what is compared, in Markdown."""
+    columns = {"launched": ("per_token", "launched"), "as CUDA graphs": ("per_token", "graphs")}
+    columns |= {f"deterministic, batch {batch}": ("deterministic", batch) for batch in STEPS}
+    lines = [["architecture", *columns], ["---"] * (1 + len(columns))]
+    for row in compare(rows):
+        numbers = [row[part].get(key) for part, key in columns.values()]
+        lines.append([row["architecture"], *("–" if x is None else f"{x:.2f}" for x in numbers)])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def main() -> int:
@@ -142,23 +192,23 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("--only", action="append", help="this architecture alone; repeatable")
+    parser.add_argument("--deterministic", action="store_true", help="measure what train.deterministic costs")
     parser.add_argument("--minutes", type=float, default=9.0, help="limit of time (default: 9)")
     given = parser.parse_args()
     began, longest, device = time.monotonic(), 0.0, choose_device(None)
     rows: list[Row] = json.loads(given.out.read_text())["rows"] if given.out.exists() else []
-    have = {(row["architecture"], row["batch"]) for row in rows}
-    left = [(name, batch) for name in given.only or TABLE for batch in STEPS if (name, batch) not in have]
+    have = {Job(*(row[key] for key in ("architecture", "batch", "graphs", "deterministic"))) for row in rows}
+    left = [job for job in jobs(given.only or TABLE, device, repeating=given.deterministic) if job not in have]
+    prepare(device, [job.config(1) for job in left])
+    start_compilers(device, TrainConfig(tokens=1))
     while left and time.monotonic() - began + longest < 60 * given.minutes:
         since = time.monotonic()
-        rows += attempt(*left.pop(0), device)
+        rows.append(attempt(left.pop(0), device))
         longest = max(longest, time.monotonic() - since)
-        found = {"environment": describe(device), "rows": rows, "per_token": compare(rows), "complete": not left}
+        found = {"environment": describe(device), "rows": rows, "compared": compare(rows), "complete": not left}
         given.out.write_text(json.dumps(found, indent=1) + "\n")
         print(json.dumps(rows[-1]), flush=True)
-    print("| architecture | launched | as CUDA graphs |\n| --- | --- | --- |")
-    for row in compare(rows):
-        times = [row["per_token"].get(key) for key in ("launched", "graphs")]
-        print(f"| {row['architecture']} | " + " | ".join("–" if x is None else f"{x:.2f}" for x in times) + " |")
+    print(table(rows))
     return 1 if left else 0
 
 

@@ -11,12 +11,15 @@ from basecap.system import environment
 from basecap.train.config import TrainSection
 from basecap.train.placement import compiles_on
 
+#: PyTorch would fill all memory that it allocates, which costs time and changes no number: nothing reads it unwritten.
+FILLS = "torch.utils.deterministic.fill_uninitialized_memory"
+
 
 def settings(train: TrainSection, device: torch.device) -> dict[str, Any]:
     """Return what `deterministic` sets for a run on this device, which run.json records; {} without the option."""
     if not train.deterministic:
         return {}
-    found: dict[str, Any] = {"torch.use_deterministic_algorithms": True}
+    found: dict[str, Any] = {"torch.use_deterministic_algorithms": True, FILLS: False}
     if device.type == "cuda":
         found[environment.CUBLAS_VARIABLE] = environment.CUBLAS_BUFFERS
     if compiles_on(device, train):
@@ -48,11 +51,15 @@ def deterministic(train: TrainSection, device: torch.device) -> Iterator[None]:
 @contextlib.contextmanager
 def _repeating_operations() -> Iterator[None]:
     before, warns = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    memory: Any = torch.utils.deterministic
+    filled = memory.fill_uninitialized_memory
     torch.use_deterministic_algorithms(True)
+    memory.fill_uninitialized_memory = False
     try:
         yield
     finally:
         torch.use_deterministic_algorithms(before, warn_only=warns)
+        memory.fill_uninitialized_memory = filled
 
 
 @contextlib.contextmanager

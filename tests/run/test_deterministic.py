@@ -15,7 +15,7 @@ from basecap.run.executors import Resources
 from basecap.study.config import load_study, select
 from basecap.system.environment import CUBLAS_BUFFERS, CUBLAS_VARIABLE
 from basecap.train.config import TrainSection
-from basecap.train.deterministic import deterministic, settings
+from basecap.train.deterministic import FILLS, deterministic, settings
 from tests.run._execute import PLUGIN
 
 VARIES = PLUGIN.replace('"breaks"', '"varies"').replace(
@@ -30,7 +30,8 @@ def test_two_runs_give_the_same_bits_and_record_what_was_set(study: dict, tmp_pa
     config = load_study(str(path))
     for out in (tmp_path / "once", tmp_path / "again"):
         (info,) = execute(config, out, only=select(config, []), on=Resources(device="cpu"), plugins=[], log=str)
-        assert (info.status, info.deterministic) == ("finished", {"torch.use_deterministic_algorithms": True})
+        assert info.status == "finished"
+        assert info.deterministic == {"torch.use_deterministic_algorithms": True, FILLS: False}
         records = StudyRecords(out).run("transformer++", 0)
         assert records.info().deterministic == info.deterministic
         found.append([(row["train_loss"], row["grad_norm"]) for row in records.metrics()])
@@ -61,6 +62,7 @@ def test_the_environment_changes_nothing(monkeypatch: pytest.MonkeyPatch):
     assert settings(off, gpu) == {}
     assert settings(on, gpu) == {
         "torch.use_deterministic_algorithms": True,
+        FILLS: False,
         CUBLAS_VARIABLE: CUBLAS_BUFFERS,
         "torch._inductor.config.deterministic": True,
         "torch._dynamo.config.optimize_ddp": False,
@@ -73,4 +75,6 @@ def test_the_environment_changes_nothing(monkeypatch: pytest.MonkeyPatch):
 
         assert os.environ[CUBLAS_VARIABLE] == CUBLAS_BUFFERS and torch.are_deterministic_algorithms_enabled()
         assert config.deterministic and not tracing.optimize_ddp
-    assert tracing.optimize_ddp and not (config.deterministic or torch.are_deterministic_algorithms_enabled())
+        assert not torch.utils.deterministic.fill_uninitialized_memory
+    assert tracing.optimize_ddp and torch.utils.deterministic.fill_uninitialized_memory
+    assert not (config.deterministic or torch.are_deterministic_algorithms_enabled())
