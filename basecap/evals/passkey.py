@@ -1,14 +1,12 @@
 """Retrieval from a long context: a number that stands once in a text of up to 100,000 tokens (Table 3, 2505.18522)."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from itertools import groupby
 from typing import Annotated
 
 import numpy as np
 import torch
 from pydantic import Field, field_validator, model_validator
-from torch import Tensor
 
 from basecap.data import PreparedData
 from basecap.data.config import Count
@@ -27,7 +25,7 @@ from basecap.evals._contract import (
 from basecap.evals._deployed import deployed, refuse_positions
 from basecap.evals._needles import Dialect, Prompts, Sample
 from basecap.evals._statistics import answers_error
-from basecap.models.generate import generate
+from basecap.models.generate import generate, generate_each
 from basecap.models.language_model import LanguageModel
 from basecap.records.evaluation_points import At
 from basecap.records.measured import ANSWERS
@@ -38,7 +36,7 @@ TASK = "S-NIAH"
 LENGTHS = (4096, 8192, 16_384, 32_768, 65_536, 102_400)
 #: Parts of the text that accuracy by depth is measured in where a study gives none.
 PARTS = 10
-#: New tokens after which a batch ends if all its answers are there: to look means to wait for a GPU.
+#: New tokens after which an answer is read, and ends where no further token can change whether it is right.
 LOOKS = 8
 
 
@@ -78,7 +76,13 @@ class PasskeyRetrieval(SharedEvaluation[PreparedData]):
         seed: int | None = Field(
             None, ge=0, lt=2**60, description="seed of names, numbers and places (default: that of the dialect)"
         )
-        batch: Count = Field(8, ge=1, le=2**16, description="answers that are written at once")
+        batch: Count = Field(
+            8,
+            ge=1,
+            le=2**16,
+            description="answers that are written at once at the greatest length; at the others as many as have no "
+            "more tokens with their prompts",
+        )
         tokens_per_batch: Count = Field(131_072, ge=1, le=2**30, description="tokens of prompts per forward pass")
 
         @model_validator(mode="after")
@@ -140,7 +144,8 @@ class PasskeyRetrieval(SharedEvaluation[PreparedData]):
         for length, made in prompts.items():
             own = [made[index] for index in context.share(len(made))]
             parts = [int(sample.depth * self._parts) for sample in own]
-            samples[data, length] = np.stack([self._right(writer, own, context), parts], axis=1)
+            answers = self._answers(length, max(prompts))
+            samples[data, length] = np.stack([self._right(writer, own, answers, context), parts], axis=1)
         # A share of the answers is no accuracy yet.
         measurements = [] if context.world > 1 else [*_measure(samples, self._parts)]
         return Outcome(measurements=measurements, samples=samples)
@@ -154,14 +159,17 @@ class PasskeyRetrieval(SharedEvaluation[PreparedData]):
         """Read the longest prompts of a batch, and write two tokens; raises ConfigError for too few positions."""
         self._refuse_positions(model, context.data.tokenizer)
         longest = max(self._lengths(model.config.max_length))
-        prompts = torch.zeros(self.config.batch, longest - 1, dtype=torch.int64, device=context.device)
+        answers = self._answers(longest, longest)
+        prompts = torch.zeros(answers, longest - 1, dtype=torch.int64, device=context.device)
         generate(deployed(model, context), prompts, 2, rows=self._rows(model, longest))
 
     def decoding(self, model: LanguageModel) -> Decoding:
-        """Return what is in memory at the longest prompts."""
-        longest = max(self._lengths(model.config.max_length))
-        read = self._rows(model, longest) * model.reads(longest)
-        return Decoding(sequences=self.config.batch, length=longest, read=read)
+        """Return the largest decoding states that are in memory, and the tokens that are read at once."""
+        lengths = self._lengths(model.config.max_length)
+        answers = {length: self._answers(length, max(lengths)) for length in lengths}
+        length = max(lengths, key=lambda length: (answers[length] * model.state_bytes(length), length))
+        read = max(self._rows(model, length) * model.reads(length) for length in lengths)
+        return Decoding(sequences=answers[length], length=length, read=read)
 
     def _lengths(self, longest: int) -> Sequence[int]:
         """Return the lengths for models of `longest` tokens; raises DataError if there are none."""
@@ -182,9 +190,14 @@ class PasskeyRetrieval(SharedEvaluation[PreparedData]):
         c = self.config
         return Prompts(dialect=c.dialect, tokenizer=tokenizer, answer=c.answer, depths=c.depths)
 
+    def _answers(self, length: int, longest: int) -> int:
+        """Return how many answers are written at once."""
+        return min(self.config.samples, self.config.batch * longest // length)
+
     def _rows(self, model: LanguageModel, length: int) -> int:
-        """Return how many prompts are read at once."""
-        return max(1, min(self.config.batch, self.config.tokens_per_batch // model.reads(length)))
+        """Return how many prompts are read at once, of the greatest length or a smaller one."""
+        answers = self._answers(length, max(self._lengths(model.config.max_length)))
+        return max(1, min(answers, self.config.tokens_per_batch // model.reads(length)))
 
     def _refuse_positions(self, model: LanguageModel, tokenizer: Tokenizer) -> None:
         """Raise ConfigError if the model has parameters for each position, and fewer than it has to read."""
@@ -201,43 +214,34 @@ class PasskeyRetrieval(SharedEvaluation[PreparedData]):
             self._made[key] = dict(zip(lengths, made, strict=True))
         return self._made[key]
 
-    def _right(self, model: LanguageModel, samples: Sequence[Sample], context: Context[PreparedData]) -> np.ndarray:
-        """Return which samples have their number in the answer, bool [N]."""
-        right, done, c = np.zeros(len(samples), bool), 0, self.config
-        for part in _batches(samples, c.batch):
-            found = partial(_found, context.data.tokenizer, [samples[index].number for index in part])
-            tokens = np.stack([samples[index].tokens for index in part]).astype(np.int64)
-            prompts, rows = torch.from_numpy(tokens).to(context.device), self._rows(model, tokens.shape[1])
-            right[part] = found(generate(model, prompts, c.answer, stop=partial(_all_found, found), rows=rows))
+    def _right(
+        self, model: LanguageModel, samples: Sequence[Sample], answers: int, context: Context[PreparedData]
+    ) -> np.ndarray:
+        """Return which samples have their number in the answer, bool [N], `answers` of which are written at once."""
+        right, done, c, tokenizer = np.zeros(len(samples), bool), 0, self.config, context.data.tokenizer
+        order = sorted(range(len(samples)), key=lambda index: len(samples[index].tokens))  # similar lengths together
+        while done < len(order):
+            part = order[done : done + answers]
+            prompts = [torch.from_numpy(samples[index].tokens.astype(np.int64)) for index in part]
+            ends = [partial(_settled, tokenizer, samples[index].number) for index in part]
+            new = generate_each(model, prompts, c.answer, ends=ends, at_once=c.tokens_per_batch)
+            for index, tokens in zip(part, new, strict=True):
+                right[index] = _found(tokenizer, samples[index].number, tokens)
             done += len(part)
-            context.note(
-                f"evaluating {self.declaration.name}: {done:,} of {len(samples):,} at {tokens.shape[1]:,} tokens"
-            )
+            longest = len(prompts[-1])
+            context.note(f"evaluating {self.declaration.name}: {done:,} of {len(order):,} at {longest:,} tokens")
         return right
 
 
-def _batches(samples: Sequence[Sample], most: int) -> Iterator[list[int]]:
-    """Yield the places of at most `most` samples that are equally long, so that none is padded."""
-
-    def size(index: int) -> int:
-        return len(samples[index].tokens)
-
-    for _, alike in groupby(sorted(range(len(samples)), key=size), key=size):
-        places = [*alike]
-        yield from (places[first : first + most] for first in range(0, len(places), most))
+def _found(tokenizer: Tokenizer, number: str, new: list[int]) -> bool:
+    """Return whether a number is in the text of the new tokens, as far as that goes before end-of-text."""
+    end = new.index(tokenizer.end_of_text) if tokenizer.end_of_text in new else len(new)
+    return number in tokenizer.decode(new[:end])
 
 
-def _found(tokenizer: Tokenizer, numbers: Sequence[str], new_BT: Tensor) -> list[bool]:
-    """Return whether each number is in the text of the new tokens, as far as that goes before end-of-text."""
-    rows = new_BT.tolist()
-    ends = [row.index(tokenizer.end_of_text) if tokenizer.end_of_text in row else len(row) for row in rows]
-    texts = [tokenizer.decode(row[:end]) for row, end in zip(rows, ends, strict=True)]
-    return [number in text for number, text in zip(numbers, texts, strict=True)]
-
-
-def _all_found(found: Callable[[Tensor], list[bool]], new_BT: Tensor) -> bool:
-    """Return whether no further token changes an accuracy; looks at some lengths only."""
-    return new_BT.shape[1] % LOOKS == 0 and all(found(new_BT))
+def _settled(tokenizer: Tokenizer, number: str, new: list[int]) -> bool:
+    """Return whether no further token changes if an answer is right; looks at some lengths only."""
+    return len(new) % LOOKS == 0 and (tokenizer.end_of_text in new or _found(tokenizer, number, new))
 
 
 def _measure(samples: Mapping[tuple[str, int], np.ndarray], parts: int) -> Iterator[Measurement]:

@@ -1,5 +1,6 @@
 """The decoding state of a layer, and a step for sequences of different lengths."""
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -10,8 +11,6 @@ from torch import Tensor
 from basecap.errors import ConfigError
 from basecap.system.transfers import sent
 
-#: Most tokens of a pass over prompts of different lengths.
-AT_ONCE = 65_536
 #: Tokens that cost about as much as another pass, on a CPU and elsewhere, and so the most padding of a pass.
 PADDING, PADDING_ON_CPU = 2_048, 64
 
@@ -19,6 +18,8 @@ PADDING, PADDING_ON_CPU = 2_048, 64
 Way = Literal["padded", "pieces", "by length"]
 #: Which prompts a pass reads, and how many tokens of each.
 Pass = tuple[list[int], list[int]]
+#: Takes how many tokens of each prompt a pass reads, and returns how many prompts it may have, at least one.
+Rows = Callable[[int], int]
 
 
 @dataclass(kw_only=True)
@@ -152,17 +153,23 @@ def tokens_of_a_pass(device: torch.device) -> int:
     return PADDING_ON_CPU if device.type == "cpu" else PADDING
 
 
-def choose_way(caches: Sequence[Any], lengths: Sequence[int], continues: bool) -> Way:
+def every_row(count: int) -> int:
+    """Let a pass have any number of prompts; see `Rows`."""
+    return sys.maxsize
+
+
+def choose_way(caches: Sequence[Any], lengths: Sequence[int], continues: bool, rows: Rows = every_row) -> Way:
     """Return how to read prompts of these lengths, see `fill_rows`: padded if all caches allow it, else in few passes.
 
     Args:
         caches: of a model's layers or blocks.
         lengths: tokens of each prompt.
         continues: whether further tokens can be read into caches that are not empty.
+        rows: how many prompts a pass may have.
     """
     if len(set(lengths)) > 1 and all(cache.by_position for cache in caches):
         return "padded"
-    return "pieces" if continues and len(_pieces(lengths)) < len(set(lengths)) else "by length"
+    return "pieces" if continues and len(_pieces(lengths, rows)) < len(_by_length(lengths, rows)) else "by length"
 
 
 def fill_rows(
@@ -172,6 +179,7 @@ def fill_rows(
     device: torch.device,
     *,
     way: Way,
+    rows: Rows = every_row,
 ) -> Tensor:
     """Fill empty caches with prompts of different lengths and return what they end with, in the order of `lengths`.
 
@@ -187,16 +195,18 @@ def fill_rows(
             empty where it begins at 0; returns a tensor [prompts, ...] of the last tokens.
         device: of the caches.
         way: as above.
+        rows: how many prompts a pass may have.
     """
     done, last = [0] * len(lengths), torch.empty(0)
-    for rows, counts in _passes(lengths, way, device):
-        index, starts, alone = sent(torch.tensor(rows), device), [done[row] for row in rows], len(rows) == len(lengths)
+    for places, counts in _passes(lengths, way, device, rows):
+        index, starts = sent(torch.tensor(places), device), [done[row] for row in places]
+        alone = len(places) == len(lengths)
         part = [*caches] if alone else [cache.take(index) for cache in caches]
         if any(starts):
             _set_lengths(part, starts, device)
-        for row, count in zip(rows, counts, strict=True):
+        for row, count in zip(places, counts, strict=True):
             done[row] += count
-        ends = read(rows, starts, [done[row] for row in rows], part)
+        ends = read(places, starts, [done[row] for row in places], part)
         if not alone:
             for cache, own in zip(caches, part, strict=True):
                 cache.put(own, index)
@@ -213,28 +223,27 @@ def _set_lengths(caches: Sequence[Any], lengths: Sequence[int], device: torch.de
         cache.set_lengths(lengths_B, max(lengths))
 
 
-def _passes(lengths: Sequence[int], way: Way, device: torch.device) -> list[Pass]:
+def _passes(lengths: Sequence[int], way: Way, device: torch.device, rows: Rows) -> list[Pass]:
     if way == "pieces":
-        return _pieces(lengths)
-    groups = _by_length(lengths) if way == "by length" else _similar(lengths, device)
-    return [(rows, [lengths[row] for row in rows]) for rows in groups]
+        return _pieces(lengths, rows)
+    groups = _by_length(lengths, rows) if way == "by length" else _similar(lengths, device, rows)
+    return [(group, [lengths[row] for row in group]) for group in groups]
 
 
-def _pieces(lengths: Sequence[int]) -> list[Pass]:
-    """Return passes over pieces of prompts; a pass has at most `AT_ONCE` tokens or one prompt."""
+def _pieces(lengths: Sequence[int], rows: Rows) -> list[Pass]:
+    """Return passes over pieces of prompts."""
     shortest, passes = min(lengths), [([*range(len(lengths))], min(lengths))]
     for power in reversed(range((max(lengths) - shortest).bit_length())):
         passes.append(([row for row, length in enumerate(lengths) if (length - shortest) >> power & 1], 1 << power))
-    found = []
-    for rows, count in passes:
-        most = max(1, AT_ONCE // count)
-        parts = (rows[first : first + most] for first in range(0, len(rows), most))
-        found += [(part, [count] * len(part)) for part in parts]
-    return found
+    return [(part, [count] * len(part)) for group, count in passes for part in _parts(group, rows(count))]
 
 
-def _similar(lengths: Sequence[int], device: torch.device) -> list[list[int]]:
-    """Return the indices of similar lengths together, which fit in `AT_ONCE` tokens, with little padding, or are one.
+def _parts(group: list[int], most: int) -> list[list[int]]:
+    return [group[first : first + most] for first in range(0, len(group), most)]
+
+
+def _similar(lengths: Sequence[int], device: torch.device, rows: Rows) -> list[list[int]]:
+    """Return the indices of similar lengths together, as many as a pass may have, with little padding.
 
     They are in ascending order, so that all of them together are the whole batch.
     """
@@ -242,7 +251,7 @@ def _similar(lengths: Sequence[int], device: torch.device) -> list[list[int]]:
     for row in sorted(range(len(lengths)), key=lambda row: -lengths[row]):
         longest = lengths[groups[-1][0]] if groups else 0
         padding += longest - lengths[row]
-        if groups and padding <= allowed and (len(groups[-1]) + 1) * longest <= AT_ONCE:
+        if groups and padding <= allowed and len(groups[-1]) < rows(longest):
             groups[-1].append(row)
         else:
             groups.append([row])
@@ -250,12 +259,12 @@ def _similar(lengths: Sequence[int], device: torch.device) -> list[list[int]]:
     return [sorted(group) for group in groups]
 
 
-def _by_length(lengths: Sequence[int]) -> list[list[int]]:
-    """Return the indices of equal lengths together."""
+def _by_length(lengths: Sequence[int], rows: Rows = every_row) -> list[list[int]]:
+    """Return the indices of equal lengths together, as many as a pass may have."""
     groups: dict[int, list[int]] = {}
     for row, length in enumerate(lengths):
         groups.setdefault(length, []).append(row)
-    return [*groups.values()]
+    return [part for length, group in groups.items() for part in _parts(group, rows(length))]
 
 
 def _order(groups: Sequence[Sequence[int]], device: torch.device) -> Tensor:

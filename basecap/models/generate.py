@@ -14,6 +14,7 @@ from basecap.errors import ConfigError
 from basecap.mixers import generator_for
 from basecap.models.decoding_steps import Lengths, steps_of
 from basecap.models.language_model import Caches, LanguageModel
+from basecap.models.prompts import AT_ONCE
 from basecap.ops import running_sums
 
 #: Below this temperature the most probable token is taken: its logit divided by less may be no number.
@@ -70,7 +71,6 @@ def generate(
     temperature: float = 0.0,
     top_k: int | None = None,
     seed: int = 0,
-    stop: Callable[[Tensor], bool] | None = None,
     rows: int | None = None,
 ) -> Tensor:
     """Return [B, new_tokens] int64 continuations of prompts of one length, int64 [B, T].
@@ -78,19 +78,15 @@ def generate(
     Arguments and errors are those of `generate_each`, and:
 
     Args:
-        stop: takes the tokens added so far [B, n]; no more are added once it returns true.
         rows: how many prompts are read at once, see `read_prompts`; None: all.
     """
-    sampling, ended = Sampling(temperature, top_k, seed), None
-    if stop is not None:
-        ended = partial(_all_at_once, stop)
-    added = _continue(model, [*prompt_BT], new_tokens, sampling, ended, rows)
-    shape = (len(prompt_BT), len(added[0]) if added else 0)
-    return torch.tensor(added, dtype=torch.int64, device=prompt_BT.device).view(shape)
 
+    def read(prompts: Sequence[Tensor], caches: Caches) -> Tensor:
+        whole_BT = prompt_BT.to(model.embedding.weight.device)
+        return read_prompts(model, whole_BT, caches, len(prompts) if rows is None else rows)
 
-def _all_at_once(stop: Callable[[Tensor], bool], found: list[list[int]]) -> list[bool]:
-    return [stop(torch.tensor(found))] * len(found)
+    added = _continue(model, [*prompt_BT], new_tokens, Sampling(temperature, top_k, seed), read)
+    return torch.tensor(added, dtype=torch.int64, device=prompt_BT.device).view(len(prompt_BT), max(0, new_tokens))
 
 
 def generate_each(
@@ -101,7 +97,8 @@ def generate_each(
     temperature: float = 0.0,
     top_k: int | None = None,
     seed: int = 0,
-    ends: Callable[[list[int]], bool] | None = None,
+    ends: Sequence[Callable[[list[int]], bool]] | None = None,
+    at_once: int = AT_ONCE,
 ) -> list[list[int]]:
     """Return the continuation of each prompt, at most `new_tokens` tokens.
 
@@ -115,14 +112,15 @@ def generate_each(
         temperature: 0 takes the most probable token; else logits are divided by it and sampled.
         top_k: sample among the k most probable tokens only.
         seed: of the sampling.
-        ends: takes the tokens added to a prompt so far; no more are added to it once this returns true.
+        ends: for each prompt what takes the tokens added so far; no more are added to it once this returns true.
+        at_once: most tokens of prompts in a pass, which has at least one prompt.
 
     Raises:
         ConfigError: an empty prompt, more tokens than the model has learned positions, a temperature that is negative
             or not finite, or `top_k` below 1.
     """
-    ended = None if ends is None else lambda found: [ends(tokens) for tokens in found]
-    return _continue(model, prompts, new_tokens, Sampling(temperature, top_k, seed), ended, None)
+    read = partial(model.prefill_each, at_once=at_once)
+    return _continue(model, prompts, new_tokens, Sampling(temperature, top_k, seed), read, ends)
 
 
 @torch.no_grad()
@@ -131,10 +129,10 @@ def _continue(
     prompts: Sequence[Tensor],
     new_tokens: int,
     sampling: Sampling,
-    ended: Callable[[list[list[int]]], list[bool]] | None,
-    rows: int | None,
+    read: Callable[[Sequence[Tensor], Caches], Tensor],
+    ends: Sequence[Callable[[list[int]], bool]] | None = None,
 ) -> list[list[int]]:
-    """Return the continuation of each prompt; `ended` says of those that go on which have reached their end."""
+    """Return the continuation of each prompt; `read` fills empty caches with them and returns the next logits."""
     sampling.refuse()
     if any(not len(prompt) for prompt in prompts):
         raise ConfigError("the prompt has no token; give at least one character.")
@@ -146,23 +144,18 @@ def _continue(
     # The last new token is not read.
     most = max(map(len, prompts)) + new_tokens - 1
     caches = model.init_cache(len(prompts), most)
-    if rows is None:
-        logits = model.prefill_each(prompts, caches)
-    else:
-        logits = read_prompts(model, torch.stack(list(prompts)), caches, rows)
+    logits = read(prompts, caches)
     lengths_B = torch.tensor([len(prompt) for prompt in prompts], device=device)
     lengths = Lengths(lengths_B, max(map(len, prompts)), most)
     steps, going = steps_of(model, caches, sampling.choose, lengths), {*range(len(prompts))}
+    del caches  # else those of sequences that ended would stay in memory
     chosen = sampling.choose(logits, draws_BN[:, 0])
     for index in range(1, new_tokens + 1):
         for prompt, token in zip(rows_of, chosen.tolist(), strict=True):
             if prompt in going:
                 found[prompt].append(token)
-        if ended is not None:
-            asked = [prompt for prompt in rows_of if prompt in going]
-            going -= {
-                prompt for prompt, end in zip(asked, ended([found[prompt] for prompt in asked]), strict=True) if end
-            }
+        if ends is not None:
+            going -= {prompt for prompt in going if ends[prompt](found[prompt])}
         if not going or index == new_tokens:
             break
         if steps.drops(len(going), len(rows_of)):

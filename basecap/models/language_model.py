@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from typing import Literal
 
@@ -13,9 +14,7 @@ from basecap.errors import ConfigError
 from basecap.mixers import (
     Cache,
     ParameterRecipe,
-    choose_way,
     default_recipe,
-    fill_rows,
     initialise,
     normal,
     positions_of,
@@ -36,7 +35,7 @@ from basecap.models.blocks import (
 from basecap.models.config import ModelConfig
 from basecap.models.decoder import Decoder
 from basecap.models.ngrams import NgramEmbedding
-from basecap.models.prompts import ends_of, lengths_of, padded, refuse_filled
+from basecap.models.prompts import AT_ONCE, ends_of, read_each, refuse_filled, rows_of
 from basecap.ops import check_devices, check_segments, keep_choice, keep_products
 from basecap.ops.linear_cross_entropy import linear_cross_entropy
 
@@ -254,7 +253,9 @@ class LanguageModel(nn.Module):
         return length if self._whole_prompts else min(length, PIECE)
 
     @torch.no_grad()
-    def prefill_each(self, prompts: Sequence[Tensor], caches: Caches, *, hidden: bool = False) -> Tensor:
+    def prefill_each(
+        self, prompts: Sequence[Tensor], caches: Caches, *, hidden: bool = False, at_once: int = AT_ONCE
+    ) -> Tensor:
         """Read prompts of any lengths, int64 [T] on any device, into empty `caches`; return the next logits [B, vocab].
 
         The state of each is that of the prompt alone; `choose_way` says how they are read. `step` then reads one more
@@ -262,18 +263,14 @@ class LanguageModel(nn.Module):
         `[cache.take(rows) for cache in caches]` reorders, drops or repeats sequences.
 
         Left-padded tokens with a mask, both [B, T], are `[row[own] for row, own in zip(tokens, mask.bool())]` here.
+        A pass has at most `at_once` tokens, or one prompt.
 
         Raises:
             ConfigError: as `prefill`, or a mixer whose decoding state changes its shape (`Cache.put`).
         """
         refuse_filled(caches)
-        lengths, device = lengths_of(prompts), self.embedding.weight.device
-
-        def read(rows: list[int], starts: list[int], ends: list[int], part: Caches) -> Tensor:
-            own = [prompts[row][start:end] for row, start, end in zip(rows, starts, ends, strict=True)]
-            return self._read(*padded(own, device), part, hidden=hidden)
-
-        return fill_rows(caches, lengths, read, device, way=choose_way(caches, lengths, self.continues))
+        read, device = partial(self._read, hidden=hidden), self.embedding.weight.device
+        return read_each(prompts, caches, read, device, continues=self.continues, rows=rows_of(at_once, self.reads))
 
     @torch.no_grad()
     def step(self, tokens_B1: Tensor, caches: Caches, *, hidden: bool = False) -> Tensor:

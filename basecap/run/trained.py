@@ -135,9 +135,9 @@ class TrainedModel:
         ids = [self._encoded(prompt) or [self.tokenizer.end_of_text] for prompt in prompts]
         starts = [torch.tensor(one, dtype=torch.int64, device=self._device) for one in ids]
         sample = partial(generate_each, self.network, temperature=temperature, top_k=top_k, seed=seed)
-        ends = partial(self._has, stops) if stops else None
         added = dict[int, list[int]]()
         for batch in by_length([len(one) + tokens for one in ids], TOKENS_AT_ONCE):
+            ends = [partial(self._has, stops)] * len(batch) if stops else None
             added |= dict(zip(batch, sample([starts[index] for index in batch], tokens, ends=ends), strict=True))
         return [self._continued(prompt, added[index], stops) for index, prompt in enumerate(prompts)]
 

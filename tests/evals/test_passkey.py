@@ -14,6 +14,7 @@ from basecap.evals import _needles, build_evaluation, passkey
 from basecap.evals._deployed import deployed
 from basecap.evals._needles import Prompts, Words, fingerprint
 from basecap.models.config import model_config
+from basecap.models.generate import generate
 from basecap.models.language_model import LanguageModel
 
 #: A study of bytes has room for 5 lines in this length.
@@ -51,21 +52,40 @@ def test_each_part_of_the_text_holds_as_many_numbers():
     assert len({sample.depth for sample in made}) > 6
 
 
-def answer(made, known, model, prompts, new, stop, rows):
-    """Write the number of each prompt whose depth is `known`, after some other tokens; read one prompt at a time."""
-    assert rows == 1 and len(prompts) <= 2 and not stop(prompts[:, :7])
+def answer(made, known, model, prompts, new, ends, at_once):
+    """Write the number of each prompt whose depth is `known`, after some other tokens."""
+    assert len(prompts) <= 3 and at_once == 1000
     found = []
-    for row in prompts.tolist():
-        sample = next(sample for sample in made if sample.tokens.tolist() == row)
+    for row, end in zip(prompts, ends, strict=True):
+        sample = next(sample for sample in made if sample.tokens.tolist() == row.tolist())
         found.append(list(f" {sample.number}".encode() if known(sample.depth) else b" 1234567"))
-    return torch.tensor(found)
+        assert end(found[-1]) == known(sample.depth) and not end(found[-1][1:])
+    return found
+
+
+@pytest.mark.parametrize("name", ["transformer++", "top1-chunk-exact", "rwkv-7", "mamba-2"])
+def test_each_answer_is_that_of_its_prompt_alone(context, monkeypatch, name):
+    """Of batches of different lengths, whose rows end at different tokens: half of them at the first look."""
+    model = LanguageModel(model_config(name, hidden=16, vocab=257, layers=1, max_length=48)).initialise(0)
+    evaluation, found, looks = build_evaluation({"passkey": OPTIONS}), {}, []
+    samples = [one for part in evaluation._samples(context.data.tokenizer, 48).values() for one in part]
+    monkeypatch.setattr(passkey, "_found", lambda _, number, new: found.setdefault(number, new) is None)
+    early = {sample.number for sample in samples[::2]}
+    monkeypatch.setattr(
+        passkey, "_settled", lambda _, number, new: looks.append(len(new)) or (number in early and len(new) == 2)
+    )
+    evaluation.run(model, context)
+    assert set(looks) == {*range(1, 9)}
+    for sample in samples:
+        alone = generate(model, torch.from_numpy(sample.tokens.astype(np.int64))[None], 8)[0].tolist()
+        assert found[sample.number] == alone[: 2 if sample.number in early else 8]
 
 
 def test_accuracy_is_the_share_of_numbers_in_the_answers(context, model, monkeypatch):
     found = build_evaluation({"passkey": OPTIONS | {"samples": 40}})
     assert found.tokens_read(context.data, 48) == 40 * 2400
     made = [sample for part in found._samples(context.data.tokenizer, 48).values() for sample in part]
-    monkeypatch.setattr(passkey, "generate", partial(answer, made, lambda depth: depth < 0.5))
+    monkeypatch.setattr(passkey, "generate_each", partial(answer, made, lambda depth: depth < 0.5))
     measured = found.run(model, context).measurements
     near = [np.mean([sample.depth < 0.5 for sample in part]) for part in (made[:40], made[40:])]
     whole = [item for item in measured if item.subset == "S-NIAH"]
@@ -83,8 +103,12 @@ def test_accuracy_is_the_share_of_numbers_in_the_answers(context, model, monkeyp
 
 def test_a_number_after_the_end_of_the_text_does_not_count(context):
     text, end = list(b"the number is 7654321"), context.data.tokenizer.end_of_text
-    new = torch.tensor([[*text, end], [*text[:-7], end, *text[-7:]], [end, *text]])
-    assert passkey._found(context.data.tokenizer, 3 * ["7654321"], new) == [True, False, False]
+    new = [[*text, end], [*text[:-7], end, *text[-7:]], [end, *text]]
+    assert [passkey._found(context.data.tokenizer, "7654321", one) for one in new] == [True, False, False]
+    # Nothing can change after the number or the end: an answer that has one of them ends at the next look.
+    settled = partial(passkey._settled, context.data.tokenizer, "7654321")
+    assert not settled(text[:-5]) and not settled(text) and not settled([*text, *b"00"])
+    assert settled([*text, *b"000"]) and settled([*text[:-7], end, 0]) and settled([end, *text, 0, 0])
 
 
 def test_a_model_that_never_learned_finds_nothing_and_its_error_is_not_zero(context, model):

@@ -68,7 +68,8 @@ def test_a_graph_serves_until_half_of_the_sequences_have_ended(monkeypatch: pyte
     expected = generate.generate_each(model, given, 12, temperature=1.0)
     lengths = dict(zip((one[0] for one in expected), (2, 5, 8, 12), strict=True))
     graphs = Graphs(monkeypatch)
-    found = generate.generate_each(model, given, 12, temperature=1.0, ends=lambda one: len(one) == lengths[one[0]])
+    ends = 4 * [lambda one: len(one) == lengths[one[0]]]
+    found = generate.generate_each(model, given, 12, temperature=1.0, ends=ends)
     assert found == [one[: lengths[one[0]]] for one in expected]
     assert graphs.captures == 3 and graphs.replays == 11 - 3  # of four, two and one sequences
 

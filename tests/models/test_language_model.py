@@ -216,7 +216,8 @@ def test_a_prompt_is_continued_as_if_it_were_alone():
         assert found[:4] == [generate_each(model, [prompt], 6, **options)[0] for prompt in prompts[:4]]
         assert (found[4] == found[2]) == (not options)  # a prompt that is given twice has two samples
         marks = {one[1] for one in found[:3]}
-        ended = generate_each(model, prompts, 6, ends=lambda added, marks=marks: added[-1] in marks, **options)
+        ends = [lambda added, marks=marks: added[-1] in marks] * len(prompts)
+        ended = generate_each(model, prompts, 6, ends=ends, **options)
         assert all(one == whole[: len(one)] for one, whole in zip(ended, found, strict=True))
         assert all(len(one) == 6 or one[-1] in marks for one in ended) and min(map(len, ended)) <= 2
 

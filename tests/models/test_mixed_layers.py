@@ -117,11 +117,27 @@ def test_prompts_of_many_lengths_take_few_passes(use: str, shapes: list, monkeyp
     assert passes == shapes
     for prompt, own in zip(prompts, found, strict=True):
         torch.testing.assert_close(own, model.prefill(prompt[None], model.init_cache(1, 70))[0])
-    monkeypatch.setattr(_cache, "AT_ONCE", 256)  # tokens of a pass
     monkeypatch.setattr(_cache, "PADDING_ON_CPU", 5_000)
     passes.clear()
-    torch.testing.assert_close(model.prefill_each(prompts, model.init_cache(len(prompts), 70)), found)
+    caches = model.init_cache(len(prompts), 70)
+    torch.testing.assert_close(model.prefill_each(prompts, caches, at_once=256), found)
     assert passes == SMALL_PIECES if shapes is PIECES else all(rows * most <= 256 for rows, most in passes)
+
+
+@pytest.mark.parametrize("use", ["transformer++", "rwkv-7"])
+def test_equal_prompts_are_read_in_passes_too(use: str, monkeypatch: pytest.MonkeyPatch):
+    model = LanguageModel(model_config(use, hidden=16, vocab=50, layers=1)).initialise(0)
+    prompts_BT, passes = torch.arange(5 * 9).view(5, 9), []
+    expected, read = model.prefill(prompts_BT, model.init_cache(5, 9)), model._read
+
+    def watched(tokens: torch.Tensor, *rest, **options) -> torch.Tensor:
+        passes.append(tuple(tokens.shape))
+        return read(tokens, *rest, **options)
+
+    monkeypatch.setattr(model, "_read", watched)
+    found = model.prefill_each([*prompts_BT], model.init_cache(5, 9), at_once=20)
+    torch.testing.assert_close(found, expected)
+    assert passes == [(2, 9), (2, 9), (1, 9)]
 
 
 @pytest.mark.parametrize("lengths", [[0], [3, 0], [0, 1, 2, 3]])

@@ -135,7 +135,7 @@ class Scorer:
         found: dict[int, list[int]] = {}
         for part in by_length([len(prompt) + tokens for prompt in prompts], self.tokens_per_batch):
             starts = [torch.tensor(prompts[index], device=self.context.device) for index in part]
-            found |= dict(zip(part, generate_each(self.model, starts, tokens, ends=ends), strict=True))
+            found |= dict(zip(part, generate_each(self.model, starts, tokens, ends=[ends] * len(part)), strict=True))
             self.context.note(f"evaluating few-shot: {len(found):,} of {len(prompts):,} continuations")
         return [found[index] for index in range(len(prompts))]
 
