@@ -311,17 +311,17 @@ def test_lists_of_tiles_are_contiguous_whatever_the_tiles_are():
 def test_a_mask_of_sizes_alone_is_made_once(monkeypatch: pytest.MonkeyPatch):
     masks = flex_kernels._MASKS
     monkeypatch.setattr(flex_kernels, "_MASKS", Kept(masks.make, masks.tensors))
-    given = []
-    monkeypatch.setattr(flex_kernels, "kernel", lambda: lambda q, k, v, **options: given.append(options) or v)
+    given, run = [], lambda q, k, v, mask, *_: given.append(mask) or v
+    monkeypatch.setattr(flex_kernels, "compiled", lambda function: run)
     q, k, v = (x.detach() for x in inputs(T=256, dtype=torch.float32))
-    segments = torch.zeros(len(q), 256, dtype=torch.int64)
     with torch.inference_mode():
-        for ids in (None, None, segments, segments):
-            flex_kernels.attention(q, k, v, 0.5, 128, None, ids)
+        for _ in range(2):
+            flex_kernels.attention(q, k, v, 0.5, 128, None, None)
+    flex_kernels.attention(q, k, v, 0.5, 128, None, torch.zeros(len(q), 256, dtype=torch.int64))
     with torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True) as mode:
         flex_kernels.attention(*(mode.from_tensor(x) for x in (q, k, v)), 0.5, 128, None, None)
-    first, second, *others = (options["block_mask"] for options in given)
-    assert first is second and first not in others and others[0] is not others[1]
+    first, second, *others = given
+    assert first is second and others == [None, None]  # these are made in compiled code
     assert not any(x is None or x.is_inference() for x in masks.tensors(first))
 
 

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch._higher_order_ops.flex_attention import flex_attention
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from basecap.errors import ConfigError
 from basecap.ops.attention import attention
@@ -65,6 +66,35 @@ def test_outputs_and_gradients(segments, block):
 def test_every_block_is_attention():
     q, k, v, chosen, blocks = inputs()
     torch.testing.assert_close(selected_attention(q, k, v, torch.ones_like(chosen), blocks), attention(q, k, v))
+
+
+class Computes(TorchDispatchMode):
+    """Counts operations that are no views."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += not func.is_view
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_product_takes_four_operations():
+    """The caller in Python waits for each: the mask takes three, the product the fourth."""
+    counts = []
+    for products in (2, 3):
+        *heads, chosen, blocks = (x.detach() for x in inputs(products * eager.QUERIES, K=16, dtype=torch.float32))
+        with torch.no_grad(), Computes() as computes:
+            eager.attention(*heads, chosen.repeat_interleave(2, dim=2), blocks, 0.25, None)
+        counts.append(computes.count)
+    assert counts[1] - counts[0] == 4
+
+
+def test_no_operations_stand_around_what_is_compiled(monkeypatch):
+    given, taken = inputs(128, 32, K=16, dtype=torch.float32), []
+    monkeypatch.setattr(flex_kernels, "compiled", lambda function: lambda *args: taken.extend(args))
+    with Computes() as computes:
+        flex_kernels.attention(*given, 0.25, None)
+    assert computes.count == 0 and [id(x) for x in taken[:5]] == [id(x) for x in given]
 
 
 def test_tiles_of_the_kernel_are_those_that_a_query_has_chosen():

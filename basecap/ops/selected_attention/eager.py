@@ -29,32 +29,42 @@ def attention(
 ) -> Tensor:
     """Return [B, T, H, V]; memory O(T) besides the inputs, as the backward pass makes each mask again."""
     T = q_BTHK.shape[1]
+    q, k, v, chosen_BCTM = (x.transpose(1, 2) for x in (q_BTHK, k_BTGK, v_BTGV, chosen_BTCM))
+    # What all products share is made once, as a caller in Python waits for each operation.
+    read, closed = q_BTHK.new_zeros(()), q_BTHK.new_full((), float("-inf"))
+    later_QT = closed.expand(min(QUERIES, T), T).triu(T - min(QUERIES, T) + 1)
     parts = []
     for end in range(QUERIES, T + QUERIES, QUERIES):
         now, past = slice(end - QUERIES, min(end, T)), slice(0, min(end, T))
         ids = None if segments is None else (segments[:, now], segments[:, past])
-        keys = k_BTGK[:, past], v_BTGV[:, past], chosen_BTCM[:, now], blocks_BT[:, past]
-        parts.append(repeated(_attend, q_BTHK[:, now], *keys, scale, ids))
+        keys = k[:, :, past], v[:, :, past], chosen_BCTM[:, :, now], blocks_BT[:, past]
+        added = later_QT[now.start - now.stop :, T - past.stop :], read, closed
+        parts.append(repeated(_attend, q[:, :, now], *keys, added, scale, ids))
     return torch.cat(parts, dim=2).transpose(1, 2)
 
 
 def _attend(
-    q_BQHK: Tensor,
-    k_BSGK: Tensor,
-    v_BSGV: Tensor,
-    chosen_BQCM: Tensor,
+    q_BHQK: Tensor,
+    k_BGSK: Tensor,
+    v_BGSV: Tensor,
+    chosen_BCQM: Tensor,
     blocks_BS: Tensor,
+    added: tuple[Tensor, Tensor, Tensor],
     scale: float,
     segments: tuple[Tensor, Tensor] | None,
 ) -> Tensor:
-    """Return [B, H, Q, V]; the queries are those of the last Q of S tokens."""
-    (_, Q, H, _), S = q_BQHK.shape, k_BSGK.shape[1]
-    s = torch.arange(S, device=q_BQHK.device)
-    seen = s[S - Q :, None] >= s
+    """Return [B, H, Q, V]; the queries are those of the last Q of S tokens.
+
+    `added` are numbers for the scores: [Q, S] for keys behind and before each query, one for blocks that are read, and
+    one for others. SDPA would make such a mask of truth values, by more operations.
+    """
+    (_, H, Q, _), C = q_BHQK.shape, chosen_BCQM.shape[1]
+    keys_BCQS = blocks_BS[:, None, None].expand(-1, C, Q, -1)
+    later_QS, read, closed = added
+    mask = torch.where(chosen_BCQM, read, closed).gather(-1, keys_BCQS) + later_QS
     if segments is not None:
-        seen = seen & (segments[0][:, None, :, None] == segments[1][:, None, None, :])
-    read = chosen_BQCM.gather(-1, blocks_BS[:, None, None].expand(-1, Q, chosen_BQCM.shape[2], -1)).transpose(1, 2)
-    mask_BHQS = (read & seen).repeat_interleave(H // read.shape[1], dim=1)
-    q, k, v = (x.transpose(1, 2) for x in (q_BQHK, k_BSGK, v_BSGV))
-    grouped = differ(H, k_BSGK.shape[2])
-    return F.scaled_dot_product_attention(q, k, v, mask_BHQS, scale=scale, enable_gqa=grouped)
+        mask = mask.masked_fill(segments[0][:, None, :, None] != segments[1][:, None, None], float("-inf"))
+    if C != H:
+        mask = mask.repeat_interleave(H // C, dim=1)
+    grouped = differ(H, k_BGSK.shape[1])
+    return F.scaled_dot_product_attention(q_BHQK, k_BGSK, v_BGSV, mask, scale=scale, enable_gqa=grouped)

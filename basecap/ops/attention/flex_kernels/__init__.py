@@ -35,14 +35,10 @@ def supports(q_BTHK: Tensor, v_BTGV: Tensor, plain: bool, sinks: bool) -> str | 
 
 
 @cache
-def _compiled():
+def compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return a function around FlexAttention, compiled as one graph, which a caller in Python launches at once."""
     # fullgraph: too many variants are then an error instead of a silent T x T matrix.
-    return torch.compile(flex_attention, dynamic=False, fullgraph=True)
-
-
-def kernel() -> Callable[..., Tensor]:
-    """Return FlexAttention: compiled, or as it is for the compiler that traces its caller."""
-    return flex_attention if torch.compiler.is_compiling() else _compiled()
+    return torch.compile(function, dynamic=False, fullgraph=True)
 
 
 def block_mask(
@@ -122,24 +118,44 @@ def attention(
 ) -> Tensor:
     """Return [B, T, H, V]; memory O(T)."""
     (B, T), device = q_BTHK.shape[:2], q_BTHK.device
-    if segments is None and is_plain(q_BTHK):
-        mask = _MASKS(B, T, window, device)
-    else:
-        mask = block_mask(B, T, window, segments, device)
+    mask = _MASKS(B, T, window, device) if segments is None and is_plain(q_BTHK) else None
+    run = _attend if torch.compiler.is_compiling() else compiled(_attend)
+    return run(q_BTHK, k_BTGK, v_BTGV, mask, scale, window, slopes, segments)
+
+
+def _attend(
+    q_BTHK: Tensor,
+    k_BTGK: Tensor,
+    v_BTGV: Tensor,
+    mask: BlockMask | None,
+    scale: float,
+    window: int | None,
+    slopes: Tensor | None,
+    segments: Tensor | None,
+) -> Tensor:
+    """Return [B, T, H, V]; see `attention`. Makes the mask where it is None."""
+    if mask is None:
+        B, T = q_BTHK.shape[:2]
+        mask = block_mask(B, T, window, segments, q_BTHK.device)
     with_slope = None
     if slopes is not None:
 
         def with_slope(score, batch, head, t, s):
             return score - slopes[head] * (t - s)
 
+    return attend(q_BTHK, k_BTGK, v_BTGV, mask, scale, with_slope)
+
+
+def attend(
+    q_BTHK: Tensor,
+    k_BTGK: Tensor,
+    v_BTGV: Tensor,
+    mask: BlockMask,
+    scale: float,
+    change: Callable[..., Tensor] | None = None,
+) -> Tensor:
+    """Return [B, T, H, V], FlexAttention in code that is being compiled; `change` is its `score_mod`."""
     q, k, v = (x.transpose(1, 2) for x in (q_BTHK, k_BTGK, v_BTGV))
-    o_BHTV = kernel()(
-        q,
-        k,
-        v,
-        score_mod=with_slope,
-        block_mask=mask,
-        scale=scale,
-        enable_gqa=q.shape[1] != k.shape[1],
-    )
+    grouped = q.shape[1] != k.shape[1]
+    o_BHTV = flex_attention(q, k, v, score_mod=change, block_mask=mask, scale=scale, enable_gqa=grouped)
     return o_BHTV.transpose(1, 2)

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from basecap.ops.attention import flex_kernels
-from basecap.ops.attention.flex_kernels import BLOCK, block_mask
+from basecap.ops.attention.flex_kernels import BLOCK, attend, block_mask, compiled
 from basecap.ops.operators import operator
 
 RUNS, BACKEND = "FlexAttention", None
@@ -40,17 +40,29 @@ def attention(
     segments: Tensor | None,
 ) -> Tensor:
     """Return [B, T, H, V]; memory O(T). Tiles of keys that no query of a tile has chosen are never touched."""
+    if torch.compiler.is_compiling():
+        return _attend(q_BTHK, k_BTGK, v_BTGV, copy_choice(chosen_BTCM), blocks_BT, scale, segments)
+    return compiled(_attend)(q_BTHK, k_BTGK, v_BTGV, chosen_BTCM.contiguous(), blocks_BT, scale, segments)
+
+
+def _attend(
+    q_BTHK: Tensor,
+    k_BTGK: Tensor,
+    v_BTGV: Tensor,
+    chosen_BTCM: Tensor,
+    blocks_BT: Tensor,
+    scale: float,
+    segments: Tensor | None,
+) -> Tensor:
+    """Return what `attention` returns, with the mask: compiled with it, its many small operations are few kernels."""
     B, T, H, _ = q_BTHK.shape
-    each, chosen = H // chosen_BTCM.shape[2], copy_choice(chosen_BTCM)
+    each = H // chosen_BTCM.shape[2]
 
     def is_chosen(b, h, t, s):
-        return chosen[b, t, h // each, blocks_BT[b, s]]
+        return chosen_BTCM[b, t, h // each, blocks_BT[b, s]]
 
-    with torch.no_grad():
-        mask = block_mask(B, T, None, segments, q_BTHK.device, tiles(chosen_BTCM, blocks_BT, each), is_chosen)
-    q, k, v = (x.transpose(1, 2) for x in (q_BTHK, k_BTGK, v_BTGV))
-    o_BHTV = flex_kernels.kernel()(q, k, v, block_mask=mask, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
-    return o_BHTV.transpose(1, 2)
+    mask = block_mask(B, T, None, segments, q_BTHK.device, tiles(chosen_BTCM, blocks_BT, each), is_chosen)
+    return attend(q_BTHK, k_BTGK, v_BTGV, mask, scale)
 
 
 def tiles(chosen_BTCM: Tensor, blocks_BT: Tensor, each: int) -> Tensor:
