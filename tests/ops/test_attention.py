@@ -210,6 +210,16 @@ def test_bad_inputs_are_named(change, message):
         change(*inputs())
 
 
+def test_full_attention_is_a_product_between_transposes():
+    """A caller in Python waits for each node of autograd."""
+    nodes, names = [attention(*inputs(T=16, dtype=torch.float32)).grad_fn], []
+    while nodes and "Accumulate" not in nodes[0].name():
+        names.append({node.name() for node in nodes})
+        nodes = [node for found in nodes for node, _ in found.next_functions]
+    assert [*map(len, names)] == [1, 1, 1] and names[0] == names[2] == {"TransposeBackward0"}, names
+    assert "ScaledDotProduct" in str(names[1])
+
+
 @pytest.mark.parametrize("window", [None, 1, 128, 129, 200, 256, 257])
 @pytest.mark.parametrize("packed", [False, True])
 def test_tiles_of_the_kernel_are_those_with_visible_pairs(window, packed):

@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from basecap.errors import ConfigError
-from basecap.ops._dispatch import choose, families
+from basecap.ops._dispatch import Decision, decide, families, once, taken
 from basecap.ops._influence import Influence, of_heads, wide
 from basecap.ops._shapes import check_devices, check_floating, check_scale, check_segments, is_whole
 from basecap.ops.attention import eager, flex_kernels, reference
@@ -48,9 +48,10 @@ def attention(
     Raises:
         ConfigError: shapes, dtypes or devices that do not match, an invalid scale, or a window below 1.
     """
-    scale, window, slopes = _check(q_BTHK, k_BTGK, v_BTGV, scale, window, slopes, segments, sinks)
-    plain = window is None and slopes is None and segments is None
-    run = FAMILIES[choose("attention", "auto", FAMILIES, q_BTHK, v_BTGV, plain, sinks is not None)]
+    given = (q_BTHK, k_BTGK, v_BTGV, scale, window, slopes, segments, sinks)
+    scale, window, decision = once(("attention",), given, lambda: _decided(*given))
+    check_segments(segments, q_BTHK.shape[:2])  # their numbers: nothing else differs from what was decided
+    run, slopes = FAMILIES[taken(decision)], _wide_slopes(slopes, q_BTHK)
     o_BTHV: Tensor = run.attention(q_BTHK, k_BTGK, v_BTGV, scale, window, slopes, segments, sinks)
     return o_BTHV
 
@@ -69,7 +70,8 @@ def influence(
 
     The arguments are those of `attention`, except the values; raises ConfigError as it does.
     """
-    scale, window, slopes = _check(q_BTHK, k_BTGK, k_BTGK, scale, window, slopes, segments, sinks)
+    scale, window = _check(q_BTHK, k_BTGK, k_BTGK, scale, window, slopes, segments, sinks)
+    slopes = _wide_slopes(slopes, q_BTHK)
     (q, k), (B, T, H, _) = wide(q_BTHK, k_BTGK), q_BTHK.shape
 
     def factors(heads: slice) -> Tensor:
@@ -130,6 +132,27 @@ def attention_step(
     return o_BH1V[..., :V].transpose(1, 2)
 
 
+def _decided(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float | None,
+    window: int | None,
+    slopes: Tensor | None,
+    segments: Tensor | None,
+    sinks: Tensor | None,
+) -> tuple[float, int | None, Decision]:
+    """Return scale, window and what runs; ConfigError for what does not fit."""
+    scale, window = _check(q, k, v, scale, window, slopes, segments, sinks)
+    plain = window is None and slopes is None and segments is None
+    return scale, window, decide("attention", "auto", FAMILIES, q, v, plain, sinks is not None)
+
+
+def _wide_slopes(slopes: Tensor | None, q: Tensor) -> Tensor | None:
+    # Their products with distances must be as exact as the scores.
+    return None if slopes is None else slopes.to(torch.promote_types(q.dtype, torch.float32))
+
+
 def _check(
     q: Tensor,
     k: Tensor,
@@ -139,8 +162,8 @@ def _check(
     slopes: Tensor | None,
     segments: Tensor | None,
     sinks: Tensor | None,
-) -> tuple[float, int | None, Tensor | None]:
-    """Return scale, window and slopes in their final form; raises ConfigError for what does not fit."""
+) -> tuple[float, int | None]:
+    """Return scale and window in their final form; raises ConfigError for what does not fit."""
     _check_keys(q, k, v)
     B, T, H, K = q.shape
     if k.shape[1] != T:
@@ -152,12 +175,10 @@ def _check(
         check_floating({"slopes": slopes})
         if slopes.shape != (H,):
             raise ConfigError(f"slopes {list(slopes.shape)} must be one per query head, [{H}].")
-        # Their products with distances must be as exact as the scores.
-        slopes = slopes.to(torch.promote_types(q.dtype, torch.float32))
     check_segments(segments, (B, T))
     _check_sinks(sinks, H)
     check_devices({"q": q, "k": k, "v": v, "slopes": slopes, "segments": segments, "sinks": sinks})
-    return scale, None if window is None or window >= T else int(window), slopes
+    return scale, None if window is None or window >= T else int(window)
 
 
 def _check_what_is_seen(sizes: list[int], bias: Tensor | None, visible: Tensor | None) -> None:

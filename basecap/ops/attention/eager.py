@@ -39,7 +39,8 @@ def attention(
     q, k, v = (x.transpose(1, 2) for x in (q_BTHK, k_BTGK, v_BTGV))
     if window is None and slopes is None and segments is None:
         o_BHTV = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=grouped)
-        return o_BHTV[:, :, ahead:, :V].transpose(1, 2)
+        # Without sinks no operation cuts nothing off.
+        return (o_BHTV if sinks is None else o_BHTV[:, :, ahead:, :V]).transpose(1, 2)
     if window is not None and 2 * window < T and slopes is None and sinks is None:
         return _blocks(q_BTHK, k_BTGK, v_BTGV, scale, window, segments)
     t = torch.arange(T, device=q.device)
