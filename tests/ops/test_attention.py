@@ -212,12 +212,13 @@ def test_bad_inputs_are_named(change, message):
 
 def test_full_attention_is_a_product_between_transposes():
     """A caller in Python waits for each node of autograd."""
-    nodes, names = [attention(*inputs(T=16, dtype=torch.float32)).grad_fn], []
-    while nodes and "Accumulate" not in nodes[0].name():
-        names.append({node.name() for node in nodes})
-        nodes = [node for found in nodes for node, _ in found.next_functions]
-    assert [*map(len, names)] == [1, 1, 1] and names[0] == names[2] == {"TransposeBackward0"}, names
-    assert "ScaledDotProduct" in str(names[1])
+    q, k, v = (torch.randn(1, 16, 2, 8, requires_grad=True) for _ in range(3))
+    last = attention(q, k, v).grad_fn
+    ((product, _),) = last.next_functions
+    first = [node for node, _ in product.next_functions]
+    assert "ScaledDotProduct" in product.name()
+    assert {node.name() for node in (last, *first)} == {"TransposeBackward0"}
+    assert all(node.next_functions[0][0].variable is x for node, x in zip(first, (q, k, v), strict=True))
 
 
 @pytest.mark.parametrize("window", [None, 1, 128, 129, 200, 256, 257])
