@@ -8,12 +8,14 @@ from typing import Any
 import torch
 
 from basecap.bench.contenders import Contenders, Row, entries, label
-from basecap.bench.models import measure
+from basecap.bench.models import Job, measure
 from basecap.models.config import ModelConfig
 from basecap.models.decoding_speed import Alone, Load, time_alone, time_decoding
 from basecap.models.language_model import LanguageModel
 from basecap.models.outline import outline
 from basecap.system.environment import describe
+from basecap.train.config import TrainConfig
+from basecap.train.placement import start_compilers
 
 #: Nominal bytes per second of the memory, by a part of the device's name.
 BANDWIDTH = {"H200": 4.8e12, "H100": 3.35e12, "A100": 2.04e12}
@@ -31,6 +33,7 @@ def run(
     load: Load,
     *,
     device: torch.device,
+    alone: bool = False,
     save: Callable[[dict[str, Any]], None] = lambda found: None,
 ) -> dict[str, Any]:
     """Time reading prompts and decoding; return the environment and a row for each model.
@@ -42,6 +45,7 @@ def run(
     compiled, launched from Python, which is also what a CPU does. `bandwidth` is the share of the device's memory
     bandwidth at which reading all weights and the whole state once a step would take as long; above 1, a step reads a
     part of its state. `alone_python_tokens_per_s` and `alone_tokens_per_s` are of one sequence, see `time_alone`.
+    With `alone` only these are measured, and no layer is compiled.
     A model that cannot run gets a row whose note says why. When interrupted, the rows so far are returned and
     `complete` is False.
 
@@ -49,13 +53,19 @@ def run(
         contenders: models by name, see `basecap.bench.contenders`; the others are compared with the first.
         load: how much is read and written.
         device: where to run.
+        alone: measure one sequence only.
         save: called after each row with all that is found so far.
     """
-    alone: dict[str, Alone] = {}  # whatever attention a row chooses
-    jobs = [
-        (name, attention, partial(_measure, name, config, load, device, alone))
-        for name, attention, config in entries(contenders, device)
-    ]
+    jobs: list[Job]
+    if alone:
+        jobs = [(name, None, partial(_measure_alone, config, load, device)) for name, config in contenders.items()]
+    else:
+        start_compilers(device, TrainConfig(tokens=1))
+        timed: dict[str, Alone] = {}  # whatever attention a row chooses
+        jobs = [
+            (name, attention, partial(_measure, name, config, load, device, timed))
+            for name, attention, config in entries(contenders, device)
+        ]
     found: dict[str, Any] = {"environment": describe(device), "load": asdict(load), "complete": False, "rows": []}
     measure("bench generate", jobs, found, speeds=SPEEDS, device=device, save=save)
     return found
@@ -95,6 +105,8 @@ def shown_alone(rows: Sequence[Row]) -> list[Row]:
             cells[kind] = row.get(f"alone_{'python_' if kind == 'from Python' else ''}tokens_per_s")
             ratios = [value for key, value in row.items() if key.startswith(f"alone, {kind}, relative to ")]
             cells[f"{kind} / {first}"] = ratios[-1] if ratios else None
+        if "alone_python_tokens_per_s" not in row and "note" in row:
+            cells["note"] = row["note"]
         found.setdefault(row["architecture"], cells)
     return [*found.values()]
 
@@ -103,11 +115,26 @@ def _ratios(row: Row) -> Row:
     return {key: row[key] for key in row if " relative to " in key and not key.startswith("alone, ")}
 
 
-def _measure(name: str, config: ModelConfig, load: Load, device: torch.device, alone: dict[str, Alone]) -> Row:
+def _model(config: ModelConfig, device: torch.device) -> LanguageModel:
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    model = LanguageModel(config).initialise(0).to(device, dtype).eval()
-    one = alone[name] = alone.get(name) or time_alone(model, load)
+    return LanguageModel(config).initialise(0).to(device, dtype).eval()
+
+
+def _measure_alone(config: ModelConfig, load: Load, device: torch.device) -> Row:
+    model = _model(config, device)
+    return {"parameters": model.parameters_count(), **_speeds(time_alone(model, load))}
+
+
+def _speeds(one: Alone) -> Row:
+    graph = {} if one.graph is None else {"alone_tokens_per_s": 1 / one.graph}
+    return {"alone_python_tokens_per_s": 1 / one.python, **graph}
+
+
+def _measure(name: str, config: ModelConfig, load: Load, device: torch.device, timed: dict[str, Alone]) -> Row:
+    model = _model(config, device)
+    one = timed[name] = timed.get(name) or time_alone(model, load)
     times = time_decoding(model, load)
+    dtype = model.embedding.weight.dtype
     state = load.batch * model.state_bytes(load.length)
     read = state + dtype.itemsize * (model.parameters_count() - (0 if config.tied else model.embedding.weight.numel()))
     peak = next((peak for part, peak in BANDWIDTH.items() if part in describe(device)["device"]), None)
@@ -119,8 +146,7 @@ def _measure(name: str, config: ModelConfig, load: Load, device: torch.device, a
         "decode_tokens_per_s": load.batch / times.token,
         "decode_python_tokens_per_s": load.batch / times.token_python,
         "ms_per_token": 1e3 * times.token,
-        "alone_python_tokens_per_s": 1 / one.python,
-        **({} if one.graph is None else {"alone_tokens_per_s": 1 / one.graph}),
+        **_speeds(one),
         "state_bytes": state,
         "bandwidth": read / times.token / peak if peak else None,
         "peak_memory_gib": torch.cuda.max_memory_allocated(device) / 2**30 if device.type == "cuda" else None,

@@ -22,6 +22,7 @@ from basecap.system.environment import describe
 from basecap.system.progress import progress
 from basecap.train.config import TrainConfig
 from basecap.train.optim import build_optimiser
+from basecap.train.placement import start_compilers
 
 #: A row to measure: name, attention (see `with_attention`), and what measures it.
 Job = tuple[str, str | None, Callable[[], Row]]
@@ -81,6 +82,7 @@ def run(
         jobs += [
             (f"fla {other.stem}ForCausalLM", None, partial(_peer, other, setting, device)) for other in peers.PEERS
         ]
+    start_compilers(device, TrainConfig(tokens=1))
     found: dict[str, Any] = {"environment": describe(device), "setting": asdict(setting), "complete": False, "rows": []}
     measure("bench models", jobs, found, speeds={"tokens_per_s": ""}, device=device, save=save)
     return found

@@ -120,6 +120,9 @@ def bench_generate(
         int | None,
         typer.Option(min=1, max=LARGEST, help="prompts to read at once, to save memory (default: the whole batch)"),
     ] = None,
+    alone: Annotated[
+        bool, typer.Option("--alone", help="only the table of one sequence: compiles no layers, seconds for each row")
+    ] = False,
     device: Device = None,
     json_file: JsonFile = None,
     plugin: Plugins = [],
@@ -135,12 +138,14 @@ def bench_generate(
 
     load_plugins(plugin)
     load = Load(prompt=prompt, new=new, batch=batch, rows=rows)
+    load = load.alone if alone else load
     models = _contenders(study, only, scale, hidden, load.length)
     place = choose_device(device)
     if said := announcement(operations(models, load), place):
         log(said)
-    found = bench(models, load, device=place, save=partial(store, path=json_file))
-    print_table("generation", [shown(row) for row in found["rows"]], as_json=False)
+    found = bench(models, load, device=place, alone=alone, save=partial(store, path=json_file))
+    if not alone:
+        print_table("generation", [shown(row) for row in found["rows"]], as_json=False)
     print_table("one sequence, tokens/s", shown_alone(found["rows"]), as_json=False)
     _finish(found, json_file)
 

@@ -234,9 +234,9 @@ def gather_auxiliary(blocks: Sequence[Block], losses: Sequence[Losses], like: Te
     return weighted, torch.stack(means) if means else like.new_zeros(0)
 
 
-def through(blocks: Sequence[Callable[..., Stream]], x: Tensor, caches: Iterable[BlockCache]) -> Stream:
-    """Return the activations after `prefill` or `step` of each block."""
-    added: Tensor | None = None
+def through(blocks: Sequence[Callable[..., Stream]], x: Tensor, caches: Iterable[BlockCache], *, alike: bool) -> Stream:
+    """Return the activations after `prefill` or `step` of each block; `alike`: see `nothing_added`."""
+    added = nothing_added(x) if alike and len(blocks) > 1 else None
     shared: dict[str, Tensor] = {}
     for block, cache in zip(blocks, caches, strict=True):
         x, added = block(x, added, cache, shared)

@@ -5,7 +5,7 @@ import copy
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -66,6 +66,11 @@ class Load:
     def length(self) -> int:
         """Tokens of a whole sequence."""
         return self.prompt + self.new
+
+    @property
+    def alone(self) -> "Load":
+        """What `time_alone` reads and writes of it."""
+        return replace(self, prompt=min(self.prompt, ALONE), batch=1, rows=None)
 
     @property
     def starts(self) -> list[int]:
@@ -132,7 +137,7 @@ def time_alone(model: LanguageModel, load: Load) -> Alone:
 
 def _alone_seconds(model: LanguageModel, load: Load, *, graph: bool) -> float | None:
     """Return the seconds for a token of one sequence; None if it should be a graph and cannot be captured."""
-    device, length = model.embedding.weight.device, min(load.prompt, ALONE)
+    device, length = model.embedding.weight.device, load.alone.prompt
     tokens = max(1, min(load.tokens, (load.new - WARM_UP) // load.repeats))
     most = length + WARM_UP + tokens * load.repeats
     prompt = torch.randint(0, model.config.vocab, (1, length), generator=torch.Generator().manual_seed(0)).to(device)

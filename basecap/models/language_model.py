@@ -84,6 +84,7 @@ class LanguageModel(nn.Module):
         self._block_steps: list[Callable[..., Stream]] = [block.step for block in self._blocks]
         self._prompt_logits: Callable[..., Tensor] = self._last_logits
         self._next_logits: Callable[..., Tensor] = self._last_logits
+        self._prefills_alike = self._steps_alike = False
 
     def compile_training(self, *, anew: bool = True) -> None:
         """Compile each block, and norm and loss, for passes with gradients; equal blocks share their code.
@@ -112,11 +113,10 @@ class LanguageModel(nn.Module):
     def compile_prefill(self) -> None:
         """Compile `prefill`: norms, token shifts, rotations and sums are fused, and equal blocks share their code.
 
-        The code works for one length of prompts, batch size and cache capacity; others are compiled again. Prompts are
-        then read whole.
+        The code works for one length of prompts, which are read whole, one batch size and one cache capacity.
         """
         reset_compiler()
-        self._whole_prompts = True
+        self._whole_prompts = self._prefills_alike = True
         self._block_prefills = [torch.compile(block.prefill, dynamic=False) for block in self._blocks]
         self._prompt_logits = torch.compile(self._last_logits, dynamic=False)
 
@@ -127,6 +127,7 @@ class LanguageModel(nn.Module):
         """
         reset_compiler()
         self._block_steps = [torch.compile(block.step) for block in self._blocks]
+        self._steps_alike = True
         self._next_logits = torch.compile(self._last_logits)
 
     def initialise(self, seed: int) -> "LanguageModel":
@@ -245,7 +246,8 @@ class LanguageModel(nn.Module):
         """Read tokens as `padded` returns them, more than `PIECE` of each in pieces."""
         most = max(1, self.reads(tokens_BT.shape[1])) if last_B is None else tokens_BT.shape[1]
         for piece_BT in tokens_BT.split(most, dim=1):
-            x, added = through(self._block_prefills, self._embed(piece_BT, cache=caches[0].mixer), caches)
+            x = self._embed(piece_BT, cache=caches[0].mixer)
+            x, added = through(self._block_prefills, x, caches, alike=self._prefills_alike)
         return self._last_hidden(x, added, last_B) if hidden else self._prompt_logits(x, added, last_B)
 
     def reads(self, length: int) -> int:
@@ -282,7 +284,7 @@ class LanguageModel(nn.Module):
         x = self._embed(tokens_B1, cache=caches[0].mixer)
         if x.shape[1] > 1:
             raise ConfigError(f"a step reads one token at a time, not {x.shape[1]}; read a prompt with prefill.")
-        x, added = through(self._block_steps, x, caches)
+        x, added = through(self._block_steps, x, caches, alike=self._steps_alike)
         return self._last_hidden(x, added) if hidden else self._next_logits(x, added)
 
     @property
@@ -300,7 +302,8 @@ class LanguageModel(nn.Module):
         if not self.continues:
             raise ConfigError("a layer of this model reads further tokens one by one; read them with step.")
         taken = chain([own := caches[0].take(rows_B)], (cache.take(rows_B) for cache in caches[1:]))  # one at a time
-        return self.norm(total(*through(self._block_prefills, self._embed(tokens_BT, cache=own.mixer), taken)))
+        x = self._embed(tokens_BT, cache=own.mixer)
+        return self.norm(total(*through(self._block_prefills, x, taken, alike=self._prefills_alike)))
 
     def parameters_count(self) -> int:
         """Number of parameters, a tied head counted once."""
