@@ -10,8 +10,8 @@ from typing import Literal
 EVALUATION = "audit"
 #: The numbers of a layer; `relation` may be missing.
 METRICS = ("visibility", "relation", "selection", "null")
-#: Above HIGH a number is called high in words, below LOW low.
-HIGH, LOW = 0.7, 0.3
+#: Above HIGH a number is called high in words, below LOW low; from WHOLE on the whole past is seen.
+HIGH, LOW, WHOLE = 0.7, 0.3, 0.95
 
 
 def untrained(metric: str) -> str:
@@ -62,7 +62,7 @@ class Audit:
 
 def seen_words(visibility: float) -> str:
     """Return how far back is read, as "sees the whole past"."""
-    return "sees the whole past" if visibility >= HIGH else f"sees {100 * visibility:.0f} % of the past"
+    return "sees the whole past" if visibility >= WHOLE else f"sees {100 * visibility:.0f} % of the past"
 
 
 def related_words(relation: float | None) -> str:
