@@ -94,11 +94,11 @@ def _scan_gradients(
     old = _behind(W[:, :-1] - decay, -torch.inf)
     if begins is not None:
         old = old.masked_fill(begins[..., None], -torch.inf)
-    gap = (old - k).masked_fill(old == k, 0.0)
-    past = torch.sigmoid(gap).masked_fill(old == -torch.inf, 0.0)
+    gap = (old - k).masked_fill(old == -torch.inf, -torch.inf)  # also where neither has weight
+    past = torch.sigmoid(gap)
     own = torch.sigmoid(-gap).masked_fill(k == -torch.inf, 0.0)
     G, Q = run(past, inputs_2BTD)
-    grad_decay = -(past * (_behind(m[:, :-1], 0.0) * G - Q)).sum((0, 1))
+    grad_decay = (past * (Q - _behind(m[:, :-1], 0.0) * G)).sum((0, 1))
     return own * (v * G - Q), own * G, grad_decay
 
 
@@ -175,16 +175,16 @@ def _gradients_of_averages(
     new = starts(segments)
     if new is not None:
         grad_past = grad_past.masked_fill(new[..., None], 0.0)
-    if grad_final is None:
-        grad_m, grad_W = (F.pad(x, (0, 0, 0, 1)) for x in (grad * share, grad_past))
-    else:
-        both = zip((grad * share, grad_past), grad_final.split(1, dim=1), strict=True)
-        grad_m, grad_W = (torch.cat(pair, dim=1) for pair in both)
-    added, decay = torch.stack([grad_m, grad_m * mean - grad_W]), inputs[2].to(share.dtype)
+    grad_m, grad_W, means = grad * share, grad_past, mean[:, :-1]
+    if grad_final is not None:
+        both = zip((grad_m, grad_W), grad_final.split(1, dim=1), strict=True)
+        (grad_m, grad_W), means = (torch.cat(pair, dim=1) for pair in both), mean
+    added, decay = torch.stack([grad_m, grad_m * means - grad_W]), inputs[2].to(share.dtype)
+    added = F.pad(added, (0, 0, 0, 1)) if grad_final is None else added
     grad_keys, grad_values, grad_decay = _scan_gradients(
         lambda *of: run(*of, family), added, keys, values, decay, _after_state(new), weight, mean
     )
-    grad_state = torch.stack([grad_values[:, 0], grad_keys[:, 0]], dim=1)
+    grad_state = None if inputs[4] is None else torch.stack([grad_values[:, 0], grad_keys[:, 0]], dim=1)
     grad_v = grad * (1 - share) + grad_values[:, 1:]
     return grad_k + grad_keys[:, 1:], grad_v, grad_decay, grad_bonus, grad_state
 
@@ -206,7 +206,7 @@ def _gradients_at_once(ctx: Any, grad_o: Tensor | None, grad_final: Tensor | Non
     inputs = [k, v, decay, bonus, state]
     *grads, grad_bonus, grad_state = _backward(grad_o, grad_final, inputs, segments, kept, ctx.family)
     grad_bonus = None if grad_o is None else grad_bonus  # which the final state does not depend on
-    return *grads, grad_bonus, None if state is None else grad_state, None, None
+    return *grads, grad_bonus, grad_state, None, None
 
 
 _at_once = Direct("wkv4", partial(_averages, scan.function), seen=partial(_averages, scan))
