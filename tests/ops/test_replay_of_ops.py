@@ -17,6 +17,7 @@ from basecap.ops._dispatch import interpreted
 from basecap.ops._replay import record, recorder
 from basecap.ops.channel_delta_rule.triton_chunks import operators as channel_delta_rule
 from basecap.ops.top1_chunk.operators import attend, choose, choose_and_attend
+from basecap.ops.wkv4 import wkv4
 from basecap.ops.wkv7.triton_chunks import operators as wkv7
 from basecap.testing.check_op import OPS
 
@@ -149,3 +150,20 @@ def test_a_pass_over_chunks_is_one_record(mode: str, graph: bool):
     assert kind.replay is not None and (out.grad_fn is not None) == graph
     for parts in (choose, attend):
         assert not parts._direct.replayed.records
+
+
+def test_operations_of_pytorch_in_the_records_of_wkv4(monkeypatch: pytest.MonkeyPatch):
+    """A caller in Python waits for each of them: two launches stand in either pass."""
+    _replay.forget()
+    counts, compiled = [], recorder.compile_record
+    monkeypatch.setattr(
+        recorder,
+        "compile_record",
+        lambda given, memories, steps, out: counts.append(len(steps) - 2) or compiled(given, memories, steps, out),
+    )
+    k, v, decay, bonus = (x.requires_grad_() for x in CASES["wkv4"].inputs(torch.ones, 1, 20).values())
+    for _ in range(3):
+        o, _ = wkv4(k, v, decay, bonus, backend="triton")
+        torch.autograd.grad(o.sum(), (k, v, decay, bonus))
+    forward, backward = counts
+    assert forward <= 7 and backward <= 33
