@@ -255,10 +255,19 @@ def _decode(heads: int, width: int, length: int, repeats: int, device: torch.dev
     return _compare(rows, "step graph ms")
 
 
+def crossover_lengths(length: int) -> list[int]:
+    """Return the lengths of the table crossover: powers of two up to `length`, and where launches begin to hide, 6,144.
+
+    >>> crossover_lengths(8192)
+    [1024, 2048, 4096, 6144, 8192]
+    """
+    return sorted({*(2**n for n in range(10, length.bit_length())), *({6144} if length > 6144 else ())})
+
+
 def _crossover(heads: int, width: int, length: int, repeats: int, device: torch.device) -> list[Row]:
-    """Time training against the length, in powers of two up to `length`."""
+    """Time training against the length."""
     rows = []
-    for tokens in (2**n for n in range(10, length.bit_length())):
+    for tokens in crossover_lengths(length):
         q, k, v, do = attention_inputs(1, tokens, heads, width, device)
         for x in (q, k, v):
             x.requires_grad_()
