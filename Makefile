@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: run test tests lint check bench look clean
+.PHONY: run test tests lint check cards bench look clean
 
 run: .venv/ready
 	$(BIN)/basecap run quickstart --out runs/quickstart --per-device 2
@@ -21,6 +21,9 @@ lint: .venv/installed
 
 check: lint .venv/ready
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/test_house_rules.py
+
+cards: .venv/ready
+	$(BIN)/python -m tests.ops.kernels_on_cards results/kernels/cards.json
 
 bench: .venv/ready
 	$(BIN)/basecap bench ops

@@ -261,7 +261,7 @@ def crossover_lengths(length: int) -> list[int]:
     >>> crossover_lengths(8192)
     [1024, 2048, 4096, 6144, 8192]
     """
-    return sorted({*(2**n for n in range(10, length.bit_length())), *({6144} if length > 6144 else ())})
+    return sorted({*(2**n for n in range(10, length.bit_length())), *({6144} if length >= 6144 else ())})
 
 
 def _crossover(heads: int, width: int, length: int, repeats: int, device: torch.device) -> list[Row]:

@@ -1,7 +1,7 @@
 """Compiles all kernels for each card of `_cards`, and writes what each needs there beside what the card has.
 
-`python -m tests.ops.kernels_on_cards results/kernels/cards.json` takes six minutes of one core, and no GPU. Beside the
-JSON it writes the table `cards.md`.
+`make cards`, or `python -m tests.ops.kernels_on_cards results/kernels/cards.json`, takes minutes of one core, and no
+GPU. Beside the JSON it writes the table `cards.md`. Exits with code 1 where a kernel does not compile, or has no room.
 """
 
 import json
@@ -45,6 +45,16 @@ def _cell(found: dict, card: str, op: str) -> str:
     return ", ".join(filter(None, [*runs, size, f"{faults} faults" if faults else ""]))
 
 
+def wrong(found: dict) -> list[str]:
+    """Return which kernels do not compile, or have no room on a card, and why."""
+    room = {name: card["program"] for name, card in found["cards"].items()}
+    return [
+        f"{row['kernel']} of {row['op']} on {row['card']}: {row['fault'] or str(row['shared']) + ' bytes'}"
+        for row in found["kernels"]
+        if row["fault"] or row["shared"] > room[row["card"]]
+    ]
+
+
 def compile_all(card: str) -> dict[str, list[dict]]:
     """Return what ops run on a card in bfloat16, and the kernels compiled for it, in this process."""
     from tests.ops._cards import pretend
@@ -86,6 +96,8 @@ def main(out: Path) -> None:
             found[key] += rows
     out.write_text(json.dumps(found).replace('{"card"', '\n{"card"') + "\n")
     out.with_suffix(".md").write_text(table(found))
+    if faults := wrong(found):
+        sys.exit("\n".join(faults))
 
 
 if __name__ == "__main__":
