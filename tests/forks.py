@@ -4,6 +4,7 @@ import contextlib
 import io
 import multiprocessing
 import os
+import random
 import socket
 import subprocess
 import sys
@@ -21,6 +22,8 @@ from basecap.testing import fresh_process
 FORKS = multiprocessing.get_context("forkserver")
 #: The first step of an optimiser imports torch._dynamo, the command `run` basecap.run.execute.
 IMPORTED = ("torch._dynamo", "basecap.run.execute", "tests.train.interruptions", "tests.train.two_processes")
+#: Below the ports that Linux gives to connections, where two processes at once were seen to choose the same.
+PORTS = (20_000, 32_000)
 FORKS.set_forkserver_preload([__name__, *IMPORTED])
 
 
@@ -85,16 +88,27 @@ class Answering:
         return answer, None
 
 
+def _free_port() -> int:
+    """Return a port that nothing listens on, none of those that the system gives to connections at any time."""
+    while True:
+        port = random.SystemRandom().randrange(*PORTS)
+        with socket.socket() as tried, contextlib.suppress(OSError):
+            tried.bind(("127.0.0.1", port))
+            return port
+
+
 def pair(function: Callable[..., None], *arguments: object, output: Path, seconds: float) -> str:
     """Call a function in two processes of one group, as torchrun does; return what they printed.
 
     Raises:
         AssertionError: a process failed, or they took longer than so many seconds; both have ended.
     """
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    variables = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "test"}
+    variables = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(_free_port()),
+        "WORLD_SIZE": "2",
+        "TORCHELASTIC_RUN_ID": "test",
+    }
     outputs = [output.with_suffix(f".{rank}") for rank in range(2)]
     both = [
         start(function, *arguments, output=path, RANK=str(rank), LOCAL_RANK=str(rank), **variables)
