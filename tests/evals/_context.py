@@ -23,6 +23,7 @@ def make_context(place: Path) -> Context:
         seq_len=LENGTH,
         train=("prose",),
         ood=("code",),
+        workers=1,
     )
     data = prepare(config, place / "cache")
     return Context(data=data, device=torch.device("cpu"), autocast=contextlib.nullcontext)

@@ -130,7 +130,7 @@ def test_bits_per_byte_are_those_of_the_tokens_read(tmp_path):
             start = "".join("abcdefgh"[(number * 7 + place * place) % 8] for place in range(64))
             (tmp_path / domain / f"{number}.txt").write_text(start + " repeated" * (60 + number))
     config = DataConfig(
-        source="text", path=str(tmp_path), vocab=265, seq_len=48, train=("x",), ood=("y",), overlap=None
+        source="text", path=str(tmp_path), vocab=265, seq_len=48, train=("x",), ood=("y",), overlap=None, workers=1
     )
     data = prepare(config, tmp_path / "cache")
     documents = data.documents("test", "y")

@@ -39,7 +39,7 @@ def path(tmp_path_factory) -> Path:
     data = {"source": "text", "path": str(write_text(root / "text")), "tokenizer": "bytes", "seq_len": 32}
     study = {
         "name": "tiny",
-        "data": {**data, "train": ["prose", "notes"], "ood": ["code"]},
+        "data": {**data, "train": ["prose", "notes"], "ood": ["code"], "workers": 1},
         "model": {"hidden": 16, "layers": 1},
         "train": {"tokens": 2560, "batch": 8, "lr": 1e-2, "warmup": 1, "eval_every": 512},
         "architectures": ["transformer++"],

@@ -23,7 +23,9 @@ SETTINGS = ["train.tokens=480", "train.batch=4", "train.eval_every=480", "model.
 @pytest.fixture
 def zoo(tmp_path: Path) -> StudyConfig:
     text = write_text(tmp_path / "text", documents=12, words=60)
-    data = f"data={{source: text, path: {text}, tokenizer: bytes, seq_len: 40, train: [prose], ood: [code]}}"
+    data = (
+        f"data={{source: text, path: {text}, tokenizer: bytes, seq_len: 40, train: [prose], ood: [code], workers: 1}}"
+    )
     return load_study("zoo", [data, *SETTINGS])
 
 

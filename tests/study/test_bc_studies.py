@@ -115,7 +115,9 @@ def analysed(tmp_path_factory: pytest.TempPathFactory) -> TextResults:
     """Return the results of bc-figure-4 at test scale, which hold what each kind of figure is drawn from."""
     place = tmp_path_factory.mktemp("bc")
     text = write_text(place / "text", documents=40, words=60)
-    data = f"data={{source: text, path: {text}, tokenizer: bytes, seq_len: 32, train: [prose], ood: [code]}}"
+    data = (
+        f"data={{source: text, path: {text}, tokenizer: bytes, seq_len: 32, train: [prose], ood: [code], workers: 1}}"
+    )
     study = load_study("bc-figure-4", [data, "model.hidden=16", "train.tokens=256", "train.eval_every=128"], "test")
     infos = execute(
         study, place / "out", only=names(study), on=Resources(device="cpu"), plugins=(), log=lambda line: None
@@ -197,7 +199,9 @@ def test_scores_are_our_numbers_beside_the_published_ones(analysed: TextResults)
 
 def test_table_3_shows_all_its_columns_measured(tmp_path: Path):
     text = write_text(tmp_path / "text", documents=40, words=60)
-    data = f"data={{source: text, path: {text}, tokenizer: bytes, seq_len: 64, train: [prose], ood: [code]}}"
+    data = (
+        f"data={{source: text, path: {text}, tokenizer: bytes, seq_len: 64, train: [prose], ood: [code], workers: 1}}"
+    )
     study = load_study("bc-table-3", [data, "model.hidden=16", "train.tokens=256", "train.eval_every=256"], "test")
     only = {"transformer++", "mamba-2"}
     out = tmp_path / "out"
