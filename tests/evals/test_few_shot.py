@@ -5,6 +5,7 @@ import math
 import re
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -127,6 +128,18 @@ def test_continuations_are_those_of_each_prompt_alone(context, model):
         assert tokens == generate(other(byte_tokenizer()), torch.tensor([prompt]), 6)[0].tolist()
     ended = scorer_of(context, model, 1).continuations([[1, 2]], 6, lambda tokens: len(tokens) >= 2)
     assert [len(tokens) for tokens in ended] == [2]
+
+
+def test_continuations_are_in_the_precision_of_training(context, model, monkeypatch):
+    def written(model, prompts, tokens, ends):
+        dtypes.append(model.embedding.weight.dtype)
+        return [[1] * tokens] * len(prompts)
+
+    low, dtypes = replace(context, autocast=partial(torch.autocast, "cpu", torch.bfloat16)), []
+    monkeypatch.setattr("basecap.evals._few_shot.scoring.generate_each", written)
+    for one in (low, context):
+        assert scorer_of(one, model).continuations([[1, 2], [3]], 2, lambda tokens: False) == [[1, 1]] * 2
+    assert dtypes == [torch.bfloat16, torch.float32] and model.embedding.weight.dtype == torch.float32
 
 
 def test_it_says_how_to_install_what_is_missing(monkeypatch):

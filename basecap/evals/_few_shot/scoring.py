@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
 
 import numpy as np
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from basecap.evals._contract import Context
+from basecap.evals._deployed import deployed
 from basecap.evals._few_shot.shared import Answers, SharedContext, batches_of, kept_tokens
 from basecap.mixers import tokens_of_a_pass
 from basecap.models.generate import by_length, generate_each
@@ -130,14 +132,18 @@ class Scorer:
     ) -> list[list[int]]:
         """Return the `tokens` most probable next tokens of each prompt, fewer if `ends` is true of those so far.
 
-        Prompts of any lengths are continued together, in the precision of `basecap generate`.
+        Prompts of any lengths are continued together, by what `deployed` returns.
         """
         found: dict[int, list[int]] = {}
         for part in by_length([len(prompt) + tokens for prompt in prompts], self.tokens_per_batch):
             starts = [torch.tensor(prompts[index], device=self.context.device) for index in part]
-            found |= dict(zip(part, generate_each(self.model, starts, tokens, ends=[ends] * len(part)), strict=True))
+            found |= dict(zip(part, generate_each(self._writer, starts, tokens, ends=[ends] * len(part)), strict=True))
             self.context.note(f"evaluating few-shot: {len(found):,} of {len(prompts):,} continuations")
         return [found[index] for index in range(len(prompts))]
+
+    @cached_property
+    def _writer(self) -> LanguageModel:
+        return deployed(self.model, self.context)
 
     def trial(self, most: int | None = None) -> None:
         """Compute a batch of sequences of the model's length, the log-probability of every token.
