@@ -52,7 +52,7 @@ B, T, H = 2, 256, 4
 # Kernels of Triton are compiled to LLVM's code, which is all that depends on them but what an assembler makes of it.
 # After a change of kernels also `python -m tests.ops.test_kernels_compile float32` and `bfloat16`, which take a minute
 # and two and go on to a GPU's code: what they compile beside this, a card tests in their stead.
-# `python -m tests.ops.kernels_on_cards` compiles all of them for other cards.
+# `make cards`, a job of the workflow, compiles all of them for other cards.
 @pytest.mark.timeout(600)  # a minute where it has a core to itself
 def test_kernels_compile(tmp_path: Path, pytestconfig: pytest.Config):
     pytest.importorskip("triton")
@@ -271,13 +271,6 @@ LAUNCHES = [
 #: What the suite leaves to those who change kernels.
 BY_HAND = (launch_more_top1_chunk, launch_more_wkv6, launch_more_wkv7)
 
-#: By another card the launches that the suite has for it; `kernels_on_cards` has all.
-ELSEWHERE = {
-    "RTX 4090": [launch_long_convolution],
-    "B200": [launch_ssd],
-    "MI300X": [launch_selective_scan, launch_short_convolution],
-}
-
 
 def kernels() -> set[str]:
     """Return the names of all kernels of the operators; functions that kernels call are called otherwise."""
@@ -339,7 +332,7 @@ def compiled_again() -> list[str]:
 
 
 def main(dtype: torch.dtype, suite: bool) -> None:
-    """Compile kernels: all in every size, or in the sizes of the suite and a few for other cards that need most there.
+    """Compile kernels: all in every size, or in the sizes of the suite.
 
     Fails if one cannot be launched or, in bfloat16, which all take, was not. The suite compiles kernels of Triton no
     further than to LLVM's code.
@@ -354,11 +347,6 @@ def main(dtype: torch.dtype, suite: bool) -> None:
     for kernel, _, fault in found:
         faults[kernel] = faults.get(kernel) or fault
     report = [f"{name} {fault}" for name, fault in faults.items() if fault]
-    for card, launches in ELSEWHERE.items() if suite else ():
-        found = pretend(card)
-        for launch in launches:
-            launch(dtype)
-        report += [f"{kernel} {fault} ({card})" for kernel, _, fault in found if fault]
     if suite:
         report += [f"{kernel} is compiled again for another number of tokens" for kernel in compiled_again()]
     if dtype == torch.bfloat16:
