@@ -23,6 +23,8 @@ PACKAGES = ("torch", "triton", "numba", "numpy", "tokenizers", "safetensors", "f
 HASHED_FOLDERS = ("data", "evals", "mixers", "models", "ops", "tasks", "train")
 #: The variable of the buffers that cuBLAS works in, and such as give the same bits twice: 8 of 4,096 KiB.
 CUBLAS_VARIABLE, CUBLAS_BUFFERS = "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
+#: Where Linux has a file for each GPU, and values of CUDA_VISIBLE_DEVICES that hide them all.
+DEVICE_FILES, HIDDEN = Path("/dev"), ("", "-1")
 #: Options of glibc's mallopt: how much free memory at the end of the heap is returned to the system, and the size from
 #: which an allocation is mapped on its own and returned as soon as it is freed.
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
@@ -49,6 +51,13 @@ def choose_device(name: str | None) -> torch.device:
         # The compiler's advice to round the factors of float32 products, which stay exact on purpose.
         warnings.filterwarnings("ignore", "TensorFloat32 tensor cores for float32", UserWarning)
     return device
+
+
+def has_unusable_gpus() -> bool:
+    """Whether PyTorch, built for NVIDIA's GPUs, can use none of those that are here and are not hidden."""
+    if torch.version.cuda is None or os.environ.get("CUDA_VISIBLE_DEVICES") in HIDDEN or torch.cuda.is_available():
+        return False
+    return any(DEVICE_FILES.glob("nvidia[0-9]*"))
 
 
 def choose_checked_device(name: str | None) -> torch.device:

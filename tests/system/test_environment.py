@@ -1,5 +1,6 @@
 """What is asked of the machine."""
 
+import contextlib
 import ctypes
 import platform
 import warnings
@@ -7,6 +8,8 @@ import warnings
 import pytest
 import torch
 
+from basecap.errors import ConfigError
+from basecap.run.executors import Resources, device_here
 from basecap.system import environment
 
 
@@ -40,6 +43,27 @@ def test_on_a_gpu_the_advice_to_round_float32_products_is_not_printed(monkeypatc
         for words in (advice, "something else"):
             warnings.warn(words, stacklevel=1)
     assert [str(one.message) for one in caught] == ["something else"]
+
+
+@pytest.mark.parametrize(
+    ("visible", "built", "found"), [(None, "13.0", True), ("1", "13.0", True), ("", "13.0", False), (None, None, False)]
+)
+def test_gpus_that_pytorch_cannot_use_are_no_reason_to_train_on_the_cpu(visible, built, found, tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.version, "cuda", built)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(environment, "DEVICE_FILES", tmp_path)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    (tmp_path / "nvidiactl").touch()
+    assert not environment.has_unusable_gpus()
+    (tmp_path / "nvidia0").touch()
+    assert environment.has_unusable_gpus() == found
+    with (
+        pytest.raises(ConfigError, match="PyTorch can use none of this machine") if found else contextlib.nullcontext()
+    ):
+        assert device_here(Resources()).type == "cpu"
+    assert device_here(Resources(device="cpu")).type == "cpu"
 
 
 def test_the_code_that_trains_is_part_of_the_version(tmp_path, monkeypatch: pytest.MonkeyPatch):

@@ -109,13 +109,19 @@ def device_here(on: Resources) -> torch.device:
     """Return the device of this process: that of the jobs where they run on this machine, else the CPU.
 
     Raises:
-        ConfigError: the device or the executor does not exist, or the executor cannot use these resources.
+        ConfigError: the device or the executor does not exist, the executor cannot use these resources, or no device is
+            named and the CPU would be taken only because PyTorch cannot use the GPUs that are here.
     """
     remote = is_remote(on.executor)
     if on.settings and EXECUTORS.built_in(on.executor) and not remote:
         raise ConfigError(f"executor {on.executor} takes no settings; name the executor that they are for.")
     if on.executor in REFUSALS:
         REFUSALS[on.executor](on)
+    if on.device is None and not remote and environment.has_unusable_gpus():
+        raise ConfigError(
+            "PyTorch can use none of this machine's GPUs; check CUDA_VISIBLE_DEVICES, the driver and CUDA MPS where "
+            "it runs, or give --device cpu."
+        )
     return environment.choose_device("cpu" if remote else on.device)
 
 
