@@ -64,6 +64,7 @@ MANY: dict[tuple[str, str], str] = {
     ("basecap/hf/model.py", "forward"): "transformers calls it with these keywords",
     ("basecap/ops/top1_chunk/__init__.py", "top1_chunk"): "the public kernel: tensors, packing and choice are one call",
     ("basecap/ops/top1_chunk/cache.py", "top1_chunk_step"): "the same call for one token",
+    ("basecap/ops/top1_chunk/cache.py", "top1_chunk_further"): "the same call for further tokens",
 }
 
 #: Public classes that have the name of another one: name -> reason.

@@ -1,6 +1,6 @@
 """Top-1 chunk selection: attention to the own chunk of tokens and to the best earlier chunk."""
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from pydantic import Field
@@ -15,6 +15,7 @@ from basecap.ops.top1_chunk import (
     top1_chunk,
     top1_chunk_cache,
     top1_chunk_fill,
+    top1_chunk_further,
     top1_chunk_step,
 )
 
@@ -58,10 +59,15 @@ class Top1Chunk(StepwiseMixer):
         refuse_more(config, "remote", earlier, f"earlier chunks of {config.chunk}", layer.max_length)
         super().__init__(config, layer, norm="gain" if config.qk_gain else "plain")
 
+    @property
+    def _options(self) -> dict[str, Any]:
+        """What all functions of the op take that attend."""
+        c = self.config
+        return {"chunk": c.chunk, "mode": c.mode, "remote": c.remote}
+
     def attend(self, x_BTD: Tensor, q: Tensor, k: Tensor, v: Tensor, segments: Tensor | None = None) -> Tensor:
         """Attend to the chunks; see `HeadedMixer.attend`."""
-        c = self.config
-        return top1_chunk(q, k, v, chunk=c.chunk, mode=c.mode, remote=c.remote, segments=segments)
+        return top1_chunk(q, k, v, segments=segments, **self._options)
 
     def store(self, k: Tensor, v: Tensor, cache: Cache) -> None:
         """Append to the cache; see `HeadedMixer.store`."""
@@ -78,15 +84,24 @@ class Top1Chunk(StepwiseMixer):
 
     def attend_next(self, q: Tensor, k: Tensor, v: Tensor, cache: Cache, lengths: Tensor | None) -> Tensor:
         """Attend from one more token; see `StepwiseMixer.attend_next`."""
-        c, (q, k, v) = self.config, (x.contiguous() for x in (q, k, v))
-        options = {"chunk": c.chunk, "mode": c.mode, "remote": c.remote}
-        return top1_chunk_step(q, k, v, cache.tensors, cache.length, lengths=lengths, **options)
+        q, k, v = (x.contiguous() for x in (q, k, v))
+        return top1_chunk_step(q, k, v, cache.tensors, cache.length, lengths=lengths, **self._options)
+
+    def attend_at_once(self, x_BTD: Tensor, q: Tensor, k: Tensor, v: Tensor, cache: Cache) -> Tensor:
+        """Attend from further tokens; see `HeadedMixer.attend_at_once`.
+
+        Up to as many as a chunk has make fewer scores with all keys than all tokens do with those of their own chunks.
+        """
+        if q.shape[1] > self.config.chunk:
+            return super().attend_at_once(x_BTD, q, k, v, cache)
+        o = top1_chunk_further(q, k, v, cache.tensors, cache.length, lengths=cache.lengths, **self._options)
+        cache.length += q.shape[1]
+        return o
 
     def influence(self, x_BTD: Tensor) -> Influence:
         """Return the attention distribution, zero outside the two chunks."""
         q, k, _ = self.project(x_BTD)
-        c = self.config
-        return influence(q, k, chunk=c.chunk, mode=c.mode, remote=c.remote)
+        return influence(q, k, **self._options)
 
     def flops(self, length: int) -> float:
         """Projections, the scores of all keys (exact) or all mean keys (approx), and attention to the chunks seen.

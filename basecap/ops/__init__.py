@@ -56,6 +56,7 @@ from basecap.ops.top1_chunk import (
     top1_chunk_cache,
     top1_chunk_choice,
     top1_chunk_fill,
+    top1_chunk_further,
     top1_chunk_step,
     top1_chunk_weights,
 )
@@ -80,6 +81,7 @@ __all__ = [
     "top1_chunk_cache",
     "top1_chunk_choice",
     "top1_chunk_fill",
+    "top1_chunk_further",
     "top1_chunk_step",
     "top1_chunk_weights",
     "top1_element",

@@ -99,14 +99,14 @@ def test_exact_choice_has_the_largest_mass():
     [
         ("top1-element", {"kv_heads": 2, "qk_gain": True, "gate": "elementwise", "canon": True}, 0),
         ("top1-element", {"position": "none", "temperature": 0.5}, 64),
-        ("top1-chunk-exact", {"kv_heads": 1, "chunk": 16}, 0),
-        ("top1-chunk-exact", {"position": "none", "chunk": 32, "gate": "per head", "canon": True}, 64),
-        ("top1-chunk-approx", {"kv_heads": 2, "remote": 2, "qk_gain": True}, 0),
+        ("top1-chunk-exact", {"kv_heads": 1, "chunk": 16}, 64),
+        ("top1-chunk-exact", {"position": "none", "chunk": 32, "gate": "per head", "canon": True}, 0),
+        ("top1-chunk-approx", {"kv_heads": 2, "remote": 2, "chunk": 16, "qk_gain": True}, 64),
     ],
 )
 def test_options_conform(name, options, tokens, monkeypatch):
     # `test_conformance.py` proves the layer on long sequences and in deep models; three chunks force a choice. Further
-    # tokens are read in turn or at once.
+    # tokens are read in turn or at once, by the scores of all keys or, where they are more than a chunk has, among all.
     monkeypatch.setattr(_further, "TOKENS_OF_A_STEP_ON_CPU", tokens)
     monkeypatch.setattr("basecap.testing._initialisation.DEPTHS", (12,))
     report = check_mixer(name, options={"heads": 4, **options}, length=70, longest=0)

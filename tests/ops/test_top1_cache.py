@@ -10,6 +10,7 @@ from basecap.ops import (
     top1_chunk_cache,
     top1_chunk_choice,
     top1_chunk_fill,
+    top1_chunk_further,
     top1_chunk_step,
     top1_chunk_weights,
     top1_element,
@@ -88,6 +89,7 @@ def test_what_is_no_cache_is_refused(cache):
     q, k, v = token()
     for call in (
         lambda: top1_chunk_fill(k, v, cache),
+        lambda: top1_chunk_further(q, k, v, cache, 0),
         lambda: top1_chunk_step(q, k, v, cache, 0),
         lambda: top1_element_step(q, k, v, cache, 0),
     ):
@@ -107,7 +109,7 @@ def test_what_is_no_cache_is_refused(cache):
         ([x.double() for x in token(T=20)], 16, "make the cache with dtype=torch.float64"),
         ([x.to("meta") for x in token(T=20)], 16, "cache's k is on cpu, k is on meta"),
         ([*token(T=20)[:2], token(T=20, G=1)[2]], 16, r"v \(2, 20, 1, 32\) must have the shape of k"),
-        ([*token(T=20)[:2], token(T=20)[2].half()], 16, "v is torch.float16 on cpu, k is torch.float32"),
+        ([*token(T=20)[:2], token(T=20)[2].half()], 16, "v is torch.float16 on cpu, [kq] is torch.float32"),
     ],
     ids=lambda x: str(x)[:24],
 )
@@ -115,6 +117,8 @@ def test_a_prompt_that_does_not_fit_is_refused(new, chunk, message):
     cache = top1_chunk_cache(2, 40, 2, 32, chunk=16)
     with pytest.raises(ConfigError, match=message):
         top1_chunk_fill(*new[1:], cache, chunk=chunk)
+    with pytest.raises(ConfigError, match=message):
+        top1_chunk_further(*new, cache, 0, chunk=chunk)
     assert not any(x.any() for x in cache.values())
 
 

@@ -5,9 +5,10 @@ import torch
 from torch import Tensor
 
 from basecap.errors import ConfigError
-from basecap.ops import top1_chunk_cache, top1_chunk_fill, top1_chunk_step
+from basecap.ops import top1_chunk, top1_chunk_cache, top1_chunk_fill, top1_chunk_further, top1_chunk_step
 from basecap.ops._dispatch import interpreted, recorded
 from basecap.ops._selection.draws import with_exact_scores
+from basecap.ops.top1_chunk import eager
 from basecap.system.cuda_graph import captured
 from basecap.testing.marks import requires_gpu
 from basecap.testing.tolerance import assert_as_accurate
@@ -20,6 +21,7 @@ KERNELS = [
 ]
 pytestmark = pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")
 
+MODES = [("exact", 1), ("exact", 3), ("approx", 1), ("approx", 3)]
 CHUNK, ROOM = 16, 96
 #: Empty, around the ends of chunks, and with room for one more token.
 LENGTHS = [0, 1, 15, 16, 17, 47, 48, ROOM - 1]
@@ -58,7 +60,7 @@ def one_by_one(token: list[Tensor], cache: dict[str, Tensor], lengths: Tensor, *
     return torch.cat(outputs)
 
 
-@pytest.mark.parametrize(("mode", "remote"), [("exact", 1), ("exact", 3), ("approx", 1), ("approx", 3)])
+@pytest.mark.parametrize(("mode", "remote"), MODES)
 @pytest.mark.parametrize(("device", "dtype"), KERNELS)
 @pytest.mark.usefixtures("poisoned")
 def test_a_launch_for_the_room_is_the_step_of_each_sequence(mode, remote, device, dtype, monkeypatch):
@@ -90,16 +92,29 @@ def test_a_launch_for_the_room_is_the_step_of_each_sequence(mode, remote, device
         assert_as_accurate(f"lengths {lengths.tolist()}", o, beside, truth)
 
 
-def test_further_tokens_stand_behind_those_of_each_sequence():
-    """The sums of chunks that become full are those of a prompt with these tokens."""
-    _, k, v = tokens("cpu", torch.float32)
-    lengths, count = torch.tensor([0, 1, 15, 16, 17, 47, 48, ROOM - 20]), 20
-    place, row = lengths[:, None] + torch.arange(count), torch.arange(len(LENGTHS))[:, None]
-    cache, expected = held(k, v, lengths), held(k, v, lengths + count)
-    top1_chunk_fill(k[row, place], v[row, place], cache, ROOM - count, lengths=lengths, chunk=CHUNK)
+@pytest.mark.parametrize(("mode", "remote"), MODES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=requires_gpu)])
+def test_further_tokens_stand_behind_those_of_each_sequence(mode, remote, dtype, device, monkeypatch):
+    """They attend as in whole sequences; the sums of chunks that become full are those of a prompt with them."""
+    monkeypatch.setattr(eager, "SLICE", 3 * 4 * 20 * ROOM)  # three sequences at a time
+    inputs, options = tokens(device, dtype), {"chunk": CHUNK, "mode": mode, "remote": remote}
+    lengths, count = torch.tensor([0, 1, 15, 16, 17, 47, 48, ROOM - 20], device=device), 20
+    row = torch.arange(len(LENGTHS), device=device)[:, None]
+    place = lengths[:, None] + torch.arange(count, device=device)
+    cache, expected = held(*inputs[1:], lengths), held(*inputs[1:], lengths + count)
+    cache["v"].nan_to_num_(100.0)
+    new, alone = [x[row, place] for x in inputs], {name: x[5:6].clone() for name, x in cache.items()}
+    o = top1_chunk_further(*new, cache, ROOM - count, lengths=lengths, **options)
     for name, lived in {"k": lengths + count, "v": lengths + count, "sums": (lengths + count) // CHUNK}.items():
-        kept = torch.arange(cache[name].shape[1]) < lived[:, None]
+        kept = torch.arange(cache[name].shape[1], device=device) < lived[:, None]
         torch.testing.assert_close(cache[name][kept], expected[name][kept], rtol=0, atol=0)
+    plain, exact = (
+        top1_chunk(*whole, backend="eager", **options)[row, place] for whole in (inputs, [x.double() for x in inputs])
+    )
+    assert_as_accurate("further tokens", o, plain, exact)
+    o = top1_chunk_further(*(x[5:6] for x in new), alone, 47, **options)
+    assert_as_accurate("those of one sequence", o, plain[5:6], exact[5:6])
 
 
 def test_lengths_are_on_the_device_of_the_cache():

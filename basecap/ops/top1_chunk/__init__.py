@@ -11,7 +11,7 @@ from basecap.ops._influence import Influence, of_heads, visible, wide
 from basecap.ops._selection.checks import check_heads, check_packing
 from basecap.ops._transforms import refuse_mapping, refuse_transforms
 from basecap.ops.top1_chunk import operators, reference
-from basecap.ops.top1_chunk.cache import top1_chunk_cache, top1_chunk_fill, top1_chunk_step
+from basecap.ops.top1_chunk.cache import top1_chunk_cache, top1_chunk_fill, top1_chunk_further, top1_chunk_step
 from basecap.ops.top1_chunk.grid import check_options, chunk_grid, most_remote
 from basecap.ops.top1_chunk.operators import FAMILIES
 
@@ -21,6 +21,7 @@ __all__ = [
     "top1_chunk_cache",
     "top1_chunk_choice",
     "top1_chunk_fill",
+    "top1_chunk_further",
     "top1_chunk_step",
     "top1_chunk_weights",
 ]

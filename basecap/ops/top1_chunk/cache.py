@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from basecap.errors import ConfigError
-from basecap.ops._dispatch import Backend, choose, families, functions_of
-from basecap.ops._selection.checks import append_rows, check_cache
+from basecap.ops._dispatch import Backend, choose, families, functions_of, without_autocast
+from basecap.ops._selection.checks import append_rows, check_cache, check_heads
 from basecap.ops._shapes import FLOATS, is_whole
 from basecap.ops.operators import operator
 from basecap.ops.top1_chunk import eager, triton_step
@@ -97,6 +97,54 @@ def top1_chunk_fill(
         append_rows(cache, k, v, lengths)
     # The sum of a chunk that is not full in its sequence is not read, and written again once it is.
     eager.sum_keys(cache, 0 if lengths is not None else length // chunk, end // chunk, chunk)
+
+
+@torch.no_grad()
+def top1_chunk_further(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cache: dict[str, Tensor],
+    length: int,
+    *,
+    lengths: Tensor | None = None,
+    chunk: int = 128,
+    mode: str = "exact",
+    scale: float | None = None,
+    remote: int = 1,
+) -> Tensor:
+    """Append T tokens to the cache, in place, and attend from them: `top1_chunk` at the last T positions.
+
+    It is made for a few tokens, as it computes the scores of all keys, in plain PyTorch. With more than a chunk has,
+    zeros for the earlier queries of `top1_chunk` take less time. The output has no gradient.
+
+    Args:
+        q: queries [B, T, H, K].
+        k: their keys [B, T, G, K].
+        v: their values [B, T, G, K].
+        cache: see `top1_chunk_step`.
+        length: tokens already in the cache; the caller adds T.
+        lengths: see `top1_chunk_step`.
+        chunk: see `top1_chunk`.
+        mode: see `top1_chunk`.
+        scale: see `top1_chunk`.
+        remote: see `top1_chunk`.
+
+    Returns:
+        [B, T, H, K] in the dtype of q.
+
+    Raises:
+        ConfigError: as `top1_chunk_step`, except for a backend.
+    """
+    check_heads({"q": q, "k": k, "v": v})
+    chunk, scale, remote = check_options(q, chunk, mode, scale, remote)
+    top1_chunk_fill(k, v, cache, length, lengths=lengths, chunk=chunk)
+    end = length + q.shape[1]
+    held = {name: cache[name][:, :end] for name in ("k", "v")} | {"sums": cache["sums"]}
+    start = length if lengths is None else lengths[:, None]
+    with without_autocast(q.device):  # else the scores would be rounded to half precision
+        o = eager.attend_further(q.to(held["k"].dtype), held, start, chunk, mode == "exact", scale, remote)
+    return o.to(q.dtype)
 
 
 @torch.no_grad()

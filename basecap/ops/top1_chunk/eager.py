@@ -259,9 +259,7 @@ def _attend_cache(
             score = (torch.einsum("bgrk,bmcgk->bgrmc", q_BGRK.to(wide), k_BMCGK) * scale).logsumexp(-1)
         else:
             score = torch.einsum("bgrk,bmgk->bgrm", q_BGRK.to(wide), cache["sums"][:, :full])
-        later = torch.arange(full, device=q.device) >= own
-        score = score.masked_fill(score.isnan() | later, float("-inf"))
-        best, chosen = (x[..., :remote, None] for x in score.sort(dim=-1, descending=True, stable=True))
+        best, chosen = (x[..., None] for x in _best_full(score, own, remote))
         none = best == float("-inf")
         inside = torch.arange(chunk, device=q.device)
         # The own token stands for a chunk that is not chosen, and is hidden: NaN would count even with weight 0.
@@ -278,6 +276,14 @@ def _attend_cache(
     return torch.cat([_mix(*part, keys, values, scale, wide) for part in slices]).reshape(B, 1, H, K)
 
 
+def _best_full(score: Tensor, own: Tensor, remote: int) -> tuple[Tensor, Tensor]:
+    """Return score and index [..., remote] of the best chunks of [..., M] before `own`, -inf where there is none."""
+    later = torch.arange(score.shape[-1], device=score.device) >= own
+    score = score.masked_fill(score.isnan() | later, float("-inf"))
+    best, chosen = score.sort(dim=-1, descending=True, stable=True)
+    return best[..., :remote], chosen[..., :remote]
+
+
 def _mix(
     q_BGRK: Tensor, at: Tensor, hidden: Tensor, keys: Tensor, values: Tensor, scale: float, wide: torch.dtype
 ) -> Tensor:
@@ -288,3 +294,47 @@ def _mix(
     s = torch.einsum("bgrk,bgrsk->bgrs", q_BGRK.to(wide), F.embedding(at, keys).to(wide)) * scale
     s = s.masked_fill(hidden, float("-inf"))
     return torch.einsum("bgrs,bgrsk->bgrk", s.softmax(-1).to(values.dtype), F.embedding(at, values))
+
+
+def attend_further(
+    q: Tensor, cache: dict[str, Tensor], start: int | Tensor, chunk: int, exact: bool, scale: float, remote: int
+) -> Tensor:
+    """Return the outputs [B, T, H, K] of queries at the positions from `start` on, a number or int64 [B, 1].
+
+    The cache, in the dtype of q, has no tokens but theirs and earlier ones. The scores of all keys are made, in slices.
+    """
+    _, T, H, _ = q.shape
+    newest = (start + torch.arange(T, device=q.device)).expand(len(q), -1)
+    rows = max(1, SLICE // (H * T * cache["k"].shape[1]))
+    options = (chunk, exact, scale, remote)
+    outputs = [
+        _by_all_scores(q[at], newest[at], {name: x[at] for name, x in cache.items()}, *options)
+        for at in (slice(first, first + rows) for first in range(0, max(1, len(q)), rows))
+    ]
+    return torch.cat(outputs)
+
+
+def _by_all_scores(
+    q: Tensor, newest: Tensor, cache: dict[str, Tensor], chunk: int, exact: bool, scale: float, remote: int
+) -> Tensor:
+    """Return the outputs [B, T, H, K] of queries at the positions `newest` [B, T]."""
+    k, v, sums = cache["k"], cache["v"], cache["sums"]
+    L, G = k.shape[1:3]
+    wide = sums.dtype
+    full = (L - 1) // chunk
+    remote = min(remote, full)
+    q_BTGRK = q.to(wide).unflatten(2, (G, -1))
+    s = torch.einsum("btgrk,bsgk->bgrts", q_BTGRK, k.to(wide)) * scale
+    place, newest = torch.arange(L, device=q.device), newest[:, None, None, :, None]
+    own = newest // chunk
+    seen = (place >= own * chunk) & (place <= newest)
+    if remote:
+        if exact:
+            score = s[..., : full * chunk].unflatten(-1, (full, chunk)).logsumexp(-1)
+        else:
+            score = torch.einsum("btgrk,bmgk->bgrtm", q_BTGRK, sums[:, :full])
+        best, chosen = _best_full(score, own, remote)
+        attended = torch.zeros_like(score, dtype=torch.bool).scatter_(-1, chosen, best > float("-inf"))
+        seen = seen | F.pad(attended.repeat_interleave(chunk, -1), (0, L - full * chunk))
+    p = s.masked_fill(~seen, float("-inf")).softmax(-1).to(v.dtype)
+    return torch.einsum("bgrts,bsgk->btgrk", p, v).flatten(2, 3)
