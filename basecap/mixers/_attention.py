@@ -256,9 +256,13 @@ class StepwiseMixer(HeadedMixer):
 
     def _extend(self, x_BTD: Tensor, cache: Cache) -> Tensor:
         q, k, v = self.project(x_BTD, start=cache.start, last=cache.tensors.get("canon"))
-        if Further.at_once(cache, x_BTD):
+        if self.at_once(x_BTD, cache):
             return self.finish(self.attend_at_once(x_BTD, q, k, v, cache), x_BTD)
         return self.finish(self._attend_in_turn(q, k, v, cache), x_BTD)
+
+    def at_once(self, x_BTD: Tensor, cache: Cache) -> bool:
+        """Return whether these further tokens attend at once, by `attend_at_once`, because that takes less time."""
+        return Further.at_once(cache, x_BTD)
 
     def _attend_in_turn(self, q: Tensor, k: Tensor, v: Tensor, cache: Cache) -> Tensor:
         outputs = []

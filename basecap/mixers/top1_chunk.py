@@ -8,6 +8,7 @@ from torch import Tensor
 
 from basecap.mixers._attention import SelectionConfig, StepwiseMixer, refuse_more
 from basecap.mixers._contract import Cache, Variant, mixer
+from basecap.mixers._further import TOKENS_OF_A_STEP
 from basecap.mixers._recipes import LayerSpec
 from basecap.ops import Influence
 from basecap.ops.top1_chunk import (
@@ -86,6 +87,12 @@ class Top1Chunk(StepwiseMixer):
         """Attend from one more token; see `StepwiseMixer.attend_next`."""
         q, k, v = (x.contiguous() for x in (q, k, v))
         return top1_chunk_step(q, k, v, cache.tensors, cache.length, lengths=lengths, **self._options)
+
+    def at_once(self, x_BTD: Tensor, cache: Cache) -> bool:
+        """Return whether further tokens attend at once; a few do on every device, see `attend_at_once`."""
+        T = x_BTD.shape[1]
+        few = 1 < T <= self.config.chunk and cache.length + T <= TOKENS_OF_A_STEP * T
+        return few or super().at_once(x_BTD, cache)
 
     def attend_at_once(self, x_BTD: Tensor, q: Tensor, k: Tensor, v: Tensor, cache: Cache) -> Tensor:
         """Attend from further tokens; see `HeadedMixer.attend_at_once`.

@@ -108,6 +108,7 @@ def test_options_conform(name, options, tokens, monkeypatch):
     # `test_conformance.py` proves the layer on long sequences and in deep models; three chunks force a choice. Further
     # tokens are read in turn or at once, by the scores of all keys or, where they are more than a chunk has, among all.
     monkeypatch.setattr(_further, "TOKENS_OF_A_STEP_ON_CPU", tokens)
+    monkeypatch.setattr("basecap.mixers.top1_chunk.TOKENS_OF_A_STEP", tokens)
     monkeypatch.setattr("basecap.testing._initialisation.DEPTHS", (12,))
     report = check_mixer(name, options={"heads": 4, **options}, length=70, longest=0)
     assert report.checks
