@@ -112,7 +112,7 @@ class Card:
             return "Nothing is known: its study has no report."
         reference, name = self.results["reference"], self.info.series
         maturity = self.results.get("maturity")
-        age = "" if maturity is None else f" The reference is {maturity['state']}: {maturity['words']}."
+        age = "" if maturity is None else _age(maturity)
         if name == reference:
             return f"It is the reference that other architectures of its study are compared with.{age}"
         row = next((row for row in self.results["comparisons"] if row["name"] == name), None)
@@ -122,10 +122,11 @@ class Card:
         gap = row["gap"]
         words = f"Verdict{about}: **{row['verdict']}**. {row['words'][:1].upper()}{row['words'][1:]}."
         if gap is not None:
+            runs = "one run" if len(row["seeds"]) == 1 else f"{len(row['seeds'])} runs"
             words += (
                 f" Out of domain its loss is {gap['value']:+.3f} nats per token ({gap['low']:+.3f} to "
-                f"{gap['high']:+.3f}) relative to {reference} at equal loss in domain, over {len(row['seeds'])} runs; "
-                f"the interval holds with {100 * self.results['confidence']:.0f} % for all rows of its table together."
+                f"{gap['high']:+.3f}) relative to {reference} at equal loss in domain, over {runs}; the "
+                f"interval holds with {100 * self.results['confidence']:.0f} % for all rows of its table together."
             )
         return words + age
 
@@ -155,3 +156,9 @@ def _number(value: float | None) -> str:
 def _table(header: list[str], rows: list[list[str]]) -> str:
     cells = [header, ["---"] * len(header), *rows]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in cells)
+
+
+def _age(maturity: dict[str, Any]) -> str:
+    unknown = maturity["state"] == "maturity unknown"
+    state = "The maturity of the reference is unknown" if unknown else f"The reference is {maturity['state']}"
+    return f" {state}: {maturity['words']}."

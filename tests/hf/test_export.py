@@ -156,6 +156,9 @@ def test_the_card_gives_a_verdict_with_its_interval_and_the_age_of_the_reference
         "together. The reference is early: it copies 4 % only." in card
     )
     assert "**Its architecture fails.**" in card
+    row["seeds"], maturity["state"] = [0], "maturity unknown"
+    card = Card(info=info, study=held, results=found, step=None, **own).text()
+    assert "over one run; the interval" in card and "The maturity of the reference is unknown: it copies" in card
 
 
 def test_the_scores_of_lm_eval_are_ours(folder: Path, study: StudyRecords, tmp_path: Path, monkeypatch):
