@@ -3,8 +3,8 @@
 Run `python -m benchmarks.answers OUT.json --study bc-table-3 --passkey 102400 --samples 50`, or `--study bc-table-1
 --questions 64 --only transformer++` for prompts of 2,000 tokens after which 48 tokens are written, as SWDE, SQuAD and
 FDA have them. An untrained model takes the time of a trained one that finds nothing: no answer ends early. Each
-evaluation runs once with few prompts, which compiles and is not counted. On a GPU a copy in bf16 answers passkey.
-`--dtype` is that of a question's model: few-shot has float32. OUT.json is written after each architecture.
+evaluation runs once with few prompts, which compiles and is not counted. `--dtype` is that in which answers are
+written, by default that of training: bfloat16 on a GPU. OUT.json is written after each architecture.
 """
 
 import argparse
@@ -81,7 +81,7 @@ def questions(model: LanguageModel, context: Context, options: argparse.Namespac
     scorer = Scorer(model=model, context=context, tokens_per_batch=options.tokens_per_batch)
     scorer.continuations(prompts[:FEW], NEW, _never)
     row = timed(partial(scorer.continuations, prompts, NEW, _never), context.device)
-    return row | {"questions": options.questions, "tokens_per_batch": options.tokens_per_batch, "dtype": options.dtype}
+    return row | {"questions": options.questions, "tokens_per_batch": options.tokens_per_batch}
 
 
 def _never(tokens: list[int]) -> bool:
@@ -100,21 +100,22 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=8, help="answers of passkey that are written at once")
     parser.add_argument("--questions", type=int, help="questions of few-shot")
     parser.add_argument("--tokens-per-batch", type=int, default=32_768, help="of few-shot")
-    parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"), help="of a model that is asked")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="of answers (default: as training has it)")
     options = parser.parse_args()
     device = choose_device(None)
+    dtype = options.dtype or ("bfloat16" if device.type == "cuda" else "float32")
     models = of_study(options.study, options.only, scale=options.scale, length=options.passkey)
-    low = partial(torch.autocast, device.type, torch.bfloat16) if device.type == "cuda" else nullcontext
-    context = Context[Any](data=Text(tokenizer_for(models)), device=device, autocast=low)
+    precision = partial(torch.autocast, device.type, torch.bfloat16) if dtype == "bfloat16" else nullcontext
+    context = Context[Any](data=Text(tokenizer_for(models)), device=device, autocast=precision)
     rows: list[dict[str, Any]] = []
     for name, config in models.items():
         model = LanguageModel(config).to(device).initialise(0).eval()
-        row: dict[str, Any] = {"architecture": name, "parameters": model.parameters_count()}
+        row: dict[str, Any] = {"architecture": name, "parameters": model.parameters_count(), "dtype": dtype}
         with torch.no_grad():
             if options.passkey is not None:
                 rows.append(row | passkey(model, context, options))
             if options.questions is not None:
-                rows.append(row | questions(model.to(getattr(torch, options.dtype)), context, options))
+                rows.append(row | questions(model, context, options))
         print(rows[-1], flush=True)
         options.out.write_text(json.dumps(describe(device) | {"rows": rows}, indent=1) + "\n")
         del model
