@@ -82,10 +82,16 @@ def test_a_study_outlives_its_command_and_a_node(study_file, tmp_path, queue):
     tasks = wait_for(lambda: tasks if len(tasks := training()) == 2 else ())
     stopped, lost = sorted(tasks, key=lambda task: queue.place_of(task.id))
     number = queue.place_of(stopped.id)[1]
-    pair = [records.run(*begun["run"]) for begun in (started(out, stopped), started(out, lost))]
-    for node, run in zip(("n1", "n2"), pair, strict=True):
-        wait_for(lambda run=run: run.last_metrics(1), pause=0.01)
-        queue.signal_tasks(node, signal.SIGSTOP)
+    going = {node: records.run(*started(out, task)["run"]) for node, task in (("n1", stopped), ("n2", lost))}
+
+    def none_goes_on() -> bool:
+        """Stop each run as soon as it trains: either may be first, and would end while the other is waited for."""
+        for node in [node for node, run in going.items() if run.last_metrics(1)]:
+            queue.signal_tasks(node, signal.SIGSTOP)
+            del going[node]
+        return not going
+
+    wait_for(none_goes_on, pause=0.01)
     first.kill()
     first.join()
     queue.lose_node("n2")
