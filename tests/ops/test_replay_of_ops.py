@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 from torch.utils._python_dispatch import _disable_current_modes
 from triton.runtime.interpreter import GridExecutor
 
@@ -17,7 +18,6 @@ from basecap.ops._dispatch import interpreted
 from basecap.ops._replay import record, recorder
 from basecap.ops.channel_delta_rule.triton_chunks import operators as channel_delta_rule
 from basecap.ops.top1_chunk.operators import attend, choose, choose_and_attend
-from basecap.ops.wkv4 import wkv4
 from basecap.ops.wkv7.triton_chunks import operators as wkv7
 from basecap.testing.check_op import OPS
 
@@ -152,18 +152,26 @@ def test_a_pass_over_chunks_is_one_record(mode: str, graph: bool):
         assert not parts._direct.replayed.records
 
 
-def test_operations_of_pytorch_in_the_records_of_wkv4(monkeypatch: pytest.MonkeyPatch):
-    """A caller in Python waits for each of them: two launches stand in either pass."""
+#: Operations of PyTorch beside the launches in an op's records, forward and backward.
+OPERATIONS = {"taylor_attention": (0, 0), "wkv4": (7, 33)}
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_operations_of_pytorch_in_records(name: str, monkeypatch: pytest.MonkeyPatch):
+    """A caller in Python waits for each of them."""
     _replay.forget()
     counts, compiled = [], recorder.compile_record
-    monkeypatch.setattr(
-        recorder,
-        "compile_record",
-        lambda given, memories, steps, out: counts.append(len(steps) - 2) or compiled(given, memories, steps, out),
-    )
-    k, v, decay, bonus = (x.requires_grad_() for x in CASES["wkv4"].inputs(torch.ones, 1, 20).values())
+
+    def count(given, memories, steps, out):
+        counts.append(sum(isinstance(step.function, OpOverload) for step in steps))
+        return compiled(given, memories, steps, out)
+
+    monkeypatch.setattr(recorder, "compile_record", count)
+    case = CASES[name]
+    leaves = [x.requires_grad_() for x in case.inputs(torch.ones, 1, 20).values()]
     for _ in range(3):
-        o, _ = wkv4(k, v, decay, bonus, backend="triton")
-        torch.autograd.grad(o.sum(), (k, v, decay, bonus))
-    forward, backward = counts
-    assert forward <= 7 and backward <= 33
+        out = case.op(*leaves, backend="triton")
+        out = out if isinstance(out, Tensor) else out[0]
+        torch.autograd.grad(out, leaves, torch.ones_like(out))
+    assert len(counts) == 2
+    assert all(found <= most for found, most in zip(counts, OPERATIONS[name], strict=True)), counts

@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from basecap.errors import ConfigError
-from basecap.ops._dispatch import Backend, choose, families, without_autocast
+from basecap.ops._dispatch import Backend, Decision, decide, families, once, taken, without_autocast
 from basecap.ops._influence import Influence, wide
 from basecap.ops._shapes import check_devices, check_floating, check_segments, check_state, is_number
 from basecap.ops.taylor_attention import eager, reference, triton_kernels
@@ -45,15 +45,25 @@ def taylor_attention(
     Raises:
         ConfigError: shapes, dtypes or devices that do not match, or an invalid eps or backend.
     """
-    eps = _check_eps(eps)
-    _validate(q_BTHK, k_BTHK, v_BTHV, state_BHFX)
-    check_segments(segments, v_BTHV.shape[:2])
-    check_devices({"q": q_BTHK, "k": k_BTHK, "v": v_BTHV, "state": state_BHFX, "segments": segments})
-    run = FAMILIES[choose("taylor_attention", backend, FAMILIES, v_BTHV, q_BTHK, state_BHFX, segments)]
+    given = (q_BTHK, k_BTHK, v_BTHV, state_BHFX, segments, eps, backend)
+    eps, decision = once(("taylor_attention",), given, lambda: _decided(*given))
+    check_segments(segments, v_BTHV.shape[:2])  # their numbers: nothing else differs from what was decided
+    run = FAMILIES[taken(decision)]
     # Under autocast the sums would be rounded to half precision.
     with without_autocast(v_BTHV.device):
         o_BTHV: Tensor = run.taylor_attention(q_BTHK, k_BTHK, v_BTHV, state_BHFX, segments, eps)
     return o_BTHV
+
+
+def _decided(
+    q: Tensor, k: Tensor, v: Tensor, state: Tensor | None, segments: Tensor | None, eps: float, backend: Backend
+) -> tuple[float, Decision]:
+    """Return eps and what runs; ConfigError for invalid arguments."""
+    eps = _check_eps(eps)
+    _validate(q, k, v, state)
+    check_segments(segments, v.shape[:2])
+    check_devices({"q": q, "k": k, "v": v, "state": state, "segments": segments})
+    return eps, decide("taylor_attention", backend, FAMILIES, v, q, state, segments)
 
 
 def taylor_state(k_BTHK: Tensor, v_BTHV: Tensor, state_BHFX: Tensor | None = None) -> Tensor:

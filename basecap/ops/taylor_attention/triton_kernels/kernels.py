@@ -112,11 +112,14 @@ def fwd_kernel(
 
 @triton.jit
 def bwd_q_kernel(
-    p_q, p_k, p_v, p_do, p_factor, p_delta, p_state, p_dq, T, M, root, scale,
+    p_q, p_k, p_v, p_o, p_do, p_norm, p_factor, p_delta, p_state, p_dq, T, M, root, scale,
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
     CHUNK: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of BT queries; the gradient of w_ts is factor_t (do_t.v_s - delta_t)."""
+    """Gradients of BT queries; that of w_ts is factor_t (do_t.v_s - delta_t).
+
+    Writes factor, 1 / norm, and delta, do.o, for the kernels that follow.
+    """
     i_t, i_bh = tl.program_id(0), tl.program_id(1).to(tl.int64)
     i_m = i_t * BT // CHUNK
     first = (i_bh // H) * T * H + i_bh % H
@@ -125,8 +128,11 @@ def bwd_q_kernel(
     p_row = first + o_t.to(tl.int64) * H
     b_q = _rows(p_q + first * K, o_t, m_t, H * K, o_k, K)
     b_do = _rows(p_do + first * V, o_t, m_t, H * V, o_v, V)
-    b_factor = tl.load(p_factor + p_row, mask=m_t, other=0.0)
-    b_delta = tl.load(p_delta + p_row, mask=m_t, other=0.0)
+    b_o = _rows(p_o + first * V, o_t, m_t, H * V, o_v, V)
+    b_factor = tl.div_rn(1.0, tl.load(p_norm + p_row, mask=m_t, other=1.0))
+    b_delta = tl.sum(b_do.to(tl.float32) * b_o.to(tl.float32), 1)
+    tl.store(p_factor + p_row, b_factor, mask=m_t)
+    tl.store(p_delta + p_row, b_delta, mask=m_t)
     b_dq = tl.zeros([BT, BK], tl.float32)
     for at in range(i_m * CHUNK, i_t * BT + BT, BT):
         o_s = at + tl.arange(0, BT)

@@ -26,15 +26,14 @@ def backward(
     q: Tensor, k: Tensor, v: Tensor, o: Tensor, norm: Tensor, do: Tensor, chunk: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of q, k and v."""
-    q, k, v, do = q.contiguous(), k.contiguous(), v.contiguous(), do.contiguous()
+    q, k, v, o, norm, do = (x.contiguous() for x in (q, k, v, o, norm, do))
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
     if v.numel():
         grid, sizes, options = _plan(q, v, chunk)
-        factor = norm.reciprocal().contiguous()
-        delta = (do.float() * o).sum(-1).contiguous()
+        factor, delta = torch.empty_like(norm), torch.empty_like(norm)
         past = _sums_before(k, v, None, None, chunk)
+        kernels.bwd_q_kernel[grid](q, k, v, o, do, norm, factor, delta, past, dq, *sizes, _scale(q), **options)
         future = _sums_before(q, do, factor, delta, chunk, back=True)
-        kernels.bwd_q_kernel[grid](q, k, v, do, factor, delta, past, dq, *sizes, _scale(q), **options)
         kernels.bwd_kv_kernel[grid](q, k, v, do, factor, delta, future, dk, dv, *sizes, _scale(q), **options)
     return dq, dk, dv
 
