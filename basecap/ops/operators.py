@@ -49,7 +49,7 @@ class Direct:
 
     def __call__(self, *given: Any) -> Any:
         """Return what the function returns."""
-        if torch.compiler.is_compiling() or _watched():
+        if watched():
             return self._seen(*given)
         flat: list[Tensor] = []
         kinds = kinds_of(given, flat)
@@ -133,8 +133,10 @@ class _Node(torch.autograd.Function):
         return None, None, None, *flat
 
 
-def _watched() -> bool:
-    """Whether a mode, a transform or a trace has to see operators."""
+def watched() -> bool:
+    """Whether a compiler, a mode, a transform or a trace has to see operators."""
+    if torch.compiler.is_compiling():
+        return True
     if _get_current_dispatch_mode() is not None or functorch.peek_interpreter_stack() is not None:
         return True
     return torch._C._is_tracing()

@@ -7,6 +7,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from basecap.errors import ConfigError
 from basecap.ops import top1_element, top1_element_choice, top1_element_step, top1_element_weights
@@ -79,6 +81,48 @@ def test_kernels_are_as_accurate_as_plain_pytorch(case, device, dtype, poisoned)
     )
     for name, x, y, z in zip(("o", "dq", "dk", "dv"), found, plain, truth, strict=True):
         assert_as_accurate(name, x, y, z)
+
+
+class Watching(TorchDispatchMode):
+    """Sees operators, so that they are called."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "kernel"),
+    [
+        ("cpu", torch.float32, SDPBackend.FLASH_ATTENTION),
+        pytest.param("cuda", torch.float16, SDPBackend.FLASH_ATTENTION, marks=requires_gpu),
+        pytest.param("cuda", torch.bfloat16, SDPBackend.FLASH_ATTENTION, marks=requires_gpu),
+        pytest.param("cuda", torch.bfloat16, SDPBackend.CUDNN_ATTENTION, marks=requires_gpu),
+    ],
+)
+def test_fused_attention_is_part_of_the_node_with_the_numbers_of_operators(device, dtype, kernel):
+    inputs = [x.to(device, dtype) for x in draw(2, 300, 2, 2, 64)]
+    with sdpa_kernel([kernel, SDPBackend.MATH]):
+        found = gradients(top1_element, inputs)
+        with Watching():
+            expected = gradients(top1_element, inputs)
+    names = [{node.name() for node, _ in x[0].grad_fn.next_functions if node is not None} for x in (found, expected)]
+    assert names[0] == {"torch::autograd::AccumulateGrad"} != names[1]
+    for x, y in zip(found, expected, strict=True):
+        # A GPU adds dq in varying order.
+        assert (x - y).abs().max() <= (0 if device == "cpu" else 2**-7 * y.abs().max())
+
+
+@pytest.mark.parametrize("how", ["autocast", "segments", "heads", "channels"])
+def test_other_attention_is_not_part_of_the_node(how: str):
+    inputs = [x.float() for x in draw(1, 40, 4, 2 if how == "heads" else 4, 20 if how == "channels" else 32)]
+    segments = torch.arange(40)[None] // 9 if how == "segments" else None
+    with torch.autocast("cpu", torch.bfloat16, enabled=how == "autocast"):
+        found = gradients(lambda *x: top1_element(*x, segments=segments), inputs)
+        with Watching():
+            expected = gradients(lambda *x: top1_element(*x, segments=segments), inputs)
+    inner = {node.name() for node, _ in found[0].grad_fn.next_functions if node is not None}
+    assert inner != {"torch::autograd::AccumulateGrad"}
+    assert all(torch.equal(x, y) for x, y in zip(found, expected, strict=True))
 
 
 @pytest.mark.parametrize(("device", "dtype"), KERNELS)

@@ -15,6 +15,14 @@ def pair_of(i, g, H: tl.constexpr, GROUP: tl.constexpr, REMOTE: tl.constexpr):
     return i // width * (H * REMOTE) + g * width + i % width
 
 
+@triton.jit
+def chunk_of(c, KEYS: tl.constexpr):
+    """Return the chunk of a choice: the number of a chunk, or, where chunks are of KEYS keys, of one of its keys."""
+    if KEYS > 1:
+        c = tl.where(c >= 0, c // KEYS, -1)
+    return c
+
+
 @triton.jit(
     do_not_specialize=["pairs", "M", "EXTRA", "SHARE"],
     do_not_specialize_on_alignment=["p_offset", "p_share", "p_chunk"],
@@ -31,6 +39,7 @@ def index_kernel(
     H: tl.constexpr,
     GROUP: tl.constexpr,
     REMOTE: tl.constexpr,
+    KEYS: tl.constexpr,
     SHARE,
     BINS: tl.constexpr,
     BT: tl.constexpr,
@@ -48,7 +57,7 @@ def index_kernel(
     count = tl.zeros([BINS], tl.int32)
     for at in range(0, pairs, BT):
         i = at + tl.arange(0, BT)
-        c = tl.load(p_choice + pair_of(i, g, H, GROUP, REMOTE), i < pairs, other=-1)
+        c = chunk_of(tl.load(p_choice + pair_of(i, g, H, GROUP, REMOTE), i < pairs, other=-1), KEYS)
         count += tl.histogram(tl.where(c >= 0, c, BINS - 1), BINS)
     count = tl.where(bins < M, count, 0)
     begin = tl.cumsum(count, 0) - count
@@ -70,7 +79,7 @@ def index_kernel(
     for at in range(0, pairs, BT):
         i = at + tl.arange(0, BT)
         pair = pair_of(i, g, H, GROUP, REMOTE)
-        mine = tl.load(p_choice + pair, i < pairs, other=-1) == m
+        mine = chunk_of(tl.load(p_choice + pair, i < pairs, other=-1), KEYS) == m
         order = tl.cumsum(mine.to(tl.int32), 0)
         tl.store(p_list + place + order - 1, pair.to(tl.int32), mine)
         place += tl.sum(mine.to(tl.int32), 0)
@@ -86,6 +95,7 @@ def count_kernel(
     H: tl.constexpr,
     GROUP: tl.constexpr,
     REMOTE: tl.constexpr,
+    KEYS: tl.constexpr,
     BLOCK: tl.constexpr,
     BT: tl.constexpr,
 ):
@@ -99,7 +109,7 @@ def count_kernel(
     for _ in range(0, BLOCK, BT):
         pair = pair_of(i, g, H, GROUP, REMOTE)
         i += BT
-        c = following
+        c = chunk_of(following, KEYS)
         # The next tile's choices come while this one's are counted.
         following = tl.load(p_choice + pair_of(i, g, H, GROUP, REMOTE), i < pairs, other=-1)
         real = c >= 0
@@ -167,6 +177,7 @@ def scatter_kernel(
     H: tl.constexpr,
     GROUP: tl.constexpr,
     REMOTE: tl.constexpr,
+    KEYS: tl.constexpr,
     BLOCK: tl.constexpr,
     BT: tl.constexpr,
 ):
@@ -174,7 +185,7 @@ def scatter_kernel(
     i = tl.program_id(0) * BT + tl.arange(0, BT)
     g = tl.program_id(1)
     pair = pair_of(i, g, H, GROUP, REMOTE)
-    c = tl.load(p_choice + pair, i < pairs, other=-1)
+    c = chunk_of(tl.load(p_choice + pair, i < pairs, other=-1), KEYS)
     real = c >= 0
     place = tl.load(p_offset + g * (M + 1) + c, real, other=0)
     place += tl.load(p_count + (g * blocks + i // BLOCK).to(tl.int64) * M + c, real, other=0)

@@ -49,15 +49,18 @@ def new_index(choice: Tensor, M: int, groups: int, size: int) -> Index:
     return Index(choice.new_empty(length), groups, pairs, M, size)
 
 
-def invert(choice: Tensor, M: int, groups: int, size: int) -> Index:
-    """Return the index of `choice` [N, H, remote], chunks 0..M-1 or -1, in shares of `size`."""
+def invert(choice: Tensor, M: int, groups: int, size: int, keys: int = 1) -> Index:
+    """Return the index of `choice` [N, H, remote], chunks 0..M-1 or -1, in shares of `size`.
+
+    With `keys` above 1 the choice is of keys, and a chunk has so many.
+    """
     _, H, remote = choice.shape
     if choice.numel() >= 2**31:
         raise ConfigError(f"{choice.numel()} choices are too many for 32-bit lists; use fewer tokens at a time.")
     index = new_index(choice, M, groups, size)
     pairs = index.pairs_per_group
     offset, lists, share, chunk = index.parts
-    heads = {"H": H, "GROUP": H // groups, "REMOTE": remote}
+    heads = {"H": H, "GROUP": H // groups, "REMOTE": remote, "KEYS": keys}
     if pairs * M <= AT_ONCE:
         bins = max(16, triton.next_power_of_2(M + 1))
         kernels_index.index_kernel[M, groups](

@@ -148,6 +148,11 @@ def _decided(
     return scale, window, decide("attention", "auto", FAMILIES, q, v, plain, sinks is not None)
 
 
+def full_attention(q_BTHK: Tensor, v_BTGV: Tensor) -> Decision:
+    """Return what full attention runs, for ops that launch it themselves; see `fused`."""
+    return decide("attention", "auto", FAMILIES, q_BTHK, v_BTGV, True, False)
+
+
 def _wide_slopes(slopes: Tensor | None, q: Tensor) -> Tensor | None:
     # Their products with distances must be as exact as the scores.
     return None if slopes is None else slopes.to(torch.promote_types(q.dtype, torch.float32))

@@ -3,12 +3,13 @@
 import torch
 from torch import Tensor
 
-from basecap.ops._dispatch import Backend, choose, without_autocast
+from basecap.ops._dispatch import Backend, Decision, choose, decide, once, taken, without_autocast
 from basecap.ops._influence import Influence, wide
 from basecap.ops._selection.checks import append_rows, check_cache, check_heads, check_packing
 from basecap.ops._shapes import check_scale
 from basecap.ops._transforms import refuse_transforms, wants_gradients
-from basecap.ops.attention import attention
+from basecap.ops.attention import attention, full_attention
+from basecap.ops.attention.fused import converts, fused_kernel, settings
 from basecap.ops.top1_element import operators, reference
 from basecap.ops.top1_element.operators import FAMILIES
 
@@ -50,21 +51,38 @@ def top1_element(
     Raises:
         ConfigError: shapes, dtypes or devices that do not match, or an unavailable backend.
     """
-    check_heads({"q": q, "k": k, "v": v})
-    scale = check_scale(scale, q.shape[3])
+    given = (q, k, v, scale, backend)
+    scale, decision, full, number = once(("top1_element", settings()), given, lambda: _decided(*given))
     check_packing(q, segments, cu_seqlens)
     refuse_transforms("top1_element", q, k, v)
-    family = choose("top1_element", backend, FAMILIES, q)
+    family = taken(decision)
     if q.shape[0] == 0:
         # An empty batch; the sums are 0 and keep the gradients of k and v defined.
         return q + k.sum() + v.sum()
     if cu_seqlens is not None:
         segments = torch.searchsorted(cu_seqlens, torch.arange(q.shape[1], device=q.device), right=True)[None]
-    soft = None
+    soft = fused = None
     if wants_gradients(q, k):
-        soft = attention(q, k, v.detach(), scale=scale, segments=segments)
-    o: Tensor = operators.select(q, k, v, soft, _first(segments), family)
+        if number is None or segments is not None or converts(q):
+            soft = attention(q, k, v.detach(), scale=scale, segments=segments)
+        else:
+            taken(full)
+            fused = number, scale
+    o: Tensor = operators.select(q, k, v, soft, _first(segments), family, fused)
     return o
+
+
+def _decided(
+    q: Tensor, k: Tensor, v: Tensor, scale: float | None, backend: Backend
+) -> tuple[float, Decision, Decision, int | None]:
+    """Return the scale and what runs; of attention to one sequence too, and its kernel if it is in `fused`.
+
+    Raises ConfigError for invalid arguments.
+    """
+    check_heads({"q": q, "k": k, "v": v})
+    factor = check_scale(scale, q.shape[3])
+    own = decide("top1_element", backend, FAMILIES, q)
+    return factor, own, full_attention(q, v), fused_kernel(q, k, v.detach(), factor)
 
 
 def top1_element_choice(q: Tensor, k: Tensor, *, segments: Tensor | None = None, backend: Backend = "auto") -> Tensor:

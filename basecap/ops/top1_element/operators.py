@@ -11,6 +11,9 @@ from torch import Tensor
 from basecap.ops._dispatch import families, functions_of, without_autocast
 from basecap.ops._saved import save_under_checkpointing
 from basecap.ops._transforms import no_second_derivatives, refuse_batched_gradients, refuse_create_graph
+from basecap.ops.attention import attention
+from basecap.ops.attention.fused import backward as attention_backward
+from basecap.ops.attention.fused import forward as attention_forward
 from basecap.ops.operators import Direct, operator
 from basecap.ops.top1_element import eager, triton_kernels
 
@@ -101,33 +104,48 @@ class _StraightThrough(torch.autograd.Function):
         return do, do
 
 
-def _by_operators(q, k, v, soft, first, family):
+def _by_operators(q, k, v, soft, first, family, fused):
+    if fused is not None:
+        soft = attention(q, k, v.detach(), scale=fused[1])
     choice = choose(q.detach().flatten(0, 1), k.detach().flatten(0, 1), first, q.shape[1], family)
     o = gather(v.flatten(0, 1), choice, family).unflatten(0, q.shape[:2])
     return o if soft is None else _StraightThrough.apply(o, soft)
 
 
-def _at_once(q, k, v, soft, first, family):
+def _at_once(q, k, v, soft, first, family, fused):
     choice = choose.function(q.flatten(0, 1), k.flatten(0, 1), first, q.shape[1], family)
     return gather.function(v.flatten(0, 1), choice, family).view(q.shape), choice
 
 
 def _setup_of_both(ctx, inputs, output):
-    _, _, v, soft, _, ctx.family = inputs
+    q, k, v, soft, _, ctx.family, ctx.fused = inputs
     ctx.soft = soft is not None
     ctx.groups = v.shape[2]
-    ctx.save_for_backward(output[1])
+    if ctx.fused is None:
+        ctx.save_for_backward(output[1])
+        return
+    number, scale = ctx.fused
+    found = attention_forward(number, q, k, v, scale)
+    ctx.numbers = [None if isinstance(item, Tensor) else item for item in found]
+    ctx.save_for_backward(output[1], *[item if isinstance(item, Tensor) else None for item in found])
 
 
 def _backward_of_both(ctx, do):
     refuse_batched_gradients("top1_element", do)
-    if ctx.soft:  # see `_StraightThrough`
+    if ctx.soft or ctx.fused is not None:  # see `_StraightThrough`
         refuse_create_graph("top1_element")
-    dv = scatter(do, ctx.saved_tensors[0], ctx.groups, ctx.family)
-    return None, None, dv, do if ctx.soft else None, None, None
+    choice, *saved = ctx.saved_tensors
+    dv = scatter(do, choice, ctx.groups, ctx.family)
+    dq = dk = None
+    if ctx.fused is not None:
+        number, scale = ctx.fused
+        found = [x if other is None else other for x, other in zip(saved, ctx.numbers, strict=True)]
+        dq, dk = attention_backward(number, do, found, scale)
+    return dq, dk, dv, do if ctx.soft else None, None, None, None
 
 
 #: Takes queries, keys and values [B, T, heads, K]; the attention whose gradient stands for that of the choice, or
-#: None; and `first` and `family` as `choose`. Returns the values chosen.
+#: None; `first` and `family` as `choose`; and, instead of that attention, the number of a fused kernel and the scale,
+#: or None. Returns the values chosen.
 select = Direct("top1_element", _at_once, seen=_by_operators, first=True)
 select.register_autograd(_backward_of_both, setup_context=_setup_of_both)

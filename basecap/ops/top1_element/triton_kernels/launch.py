@@ -42,7 +42,7 @@ def scatter(do: Tensor, choice: Tensor, groups: int) -> Tensor:
     N, H, K = do.shape
     width = block_of(K)
     keys = 64
-    index = invert((choice // keys).unsqueeze(2), triton.cdiv(N, keys), groups, N * H)
+    index = invert(choice.unsqueeze(2), triton.cdiv(N, keys), groups, N * H, keys)
     dv = do.new_empty(N, groups, K)
     kernels.scatter_kernel[triton.cdiv(N, keys), groups](
         do, choice, *index.parts[:2], dv, N, triton.cdiv(N, keys),
