@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from basecap.errors import ConfigError
-from basecap.ops._dispatch import WithNumba, choose, without_autocast
+from basecap.ops._dispatch import Decision, WithNumba, decide, once, taken, without_autocast
 from basecap.ops._influence import Influence, visible, wide
 from basecap.ops._shapes import check_devices, check_floating, check_segments, check_state
 from basecap.ops._transforms import refuse_transforms, wants_gradients
@@ -44,21 +44,36 @@ def selective_scan(
     Raises:
         ConfigError: shapes, dtypes or devices that do not match, or an unavailable backend.
     """
-    _validate(x_BTD, dt_BTD, A_DN, B_BTN, C_BTN, segments)
-    B, _, D = x_BTD.shape
-    N = A_DN.shape[1]
-    check_state(state_BDN, (B, D, N))
-    check_devices({"x": x_BTD, "state": state_BDN})
-    # Step sizes in float64 ask for that precision; kernels read at least one number.
-    wide = dt_BTD if dt_BTD.dtype == torch.float64 else x_BTD
-    run = choose("selective_scan", backend, FAMILIES, wide) if x_BTD.numel() and N else "eager"
+    inputs = (x_BTD, dt_BTD, A_DN, B_BTN, C_BTN, state_BDN)
+    given = (*inputs, segments, backend)
+    decision = once(("selective_scan",), given, lambda: _decided(*given))
+    check_segments(segments, x_BTD.shape[:2])  # their numbers: nothing else differs from what was decided
+    run = "eager" if decision is None else taken(decision)
     # Under autocast the products with the states would be rounded to half precision.
     with without_autocast(x_BTD.device):
-        inputs = (x_BTD, dt_BTD, A_DN, B_BTN, C_BTN, state_BDN)
         refuse_transforms("selective_scan", *inputs)
         training = operators.TRAINING if wants_gradients(*inputs) else ""
         y, final, _ = operators.scan(*inputs, segments, run + training)
         return y, final
+
+
+def _decided(
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    state: Tensor | None,
+    segments: Tensor | None,
+    backend: WithNumba,
+) -> Decision | None:
+    """Return what runs, None where there is nothing to read; ConfigError for invalid arguments."""
+    _validate(x, dt, A, B, C, segments)
+    check_state(state, (len(x), *A.shape))
+    check_devices({"x": x, "state": state})
+    # Step sizes in float64 ask for that precision; kernels read at least one number.
+    wide = dt if dt.dtype == torch.float64 else x
+    return decide("selective_scan", backend, FAMILIES, wide) if x.numel() and A.shape[1] else None
 
 
 def influence(

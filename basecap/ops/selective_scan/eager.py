@@ -180,7 +180,7 @@ def forward(
 
 
 def backward(
-    grads: tuple[Tensor, Tensor],
+    grads: tuple[Tensor, Tensor | None],
     x_BTD: Tensor,
     dt_BTD: Tensor,
     A_DN: Tensor,
@@ -191,12 +191,14 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return the gradients of x, dt, A, B, C and the first state, given those of the outputs and the final state.
 
+    The latter is None where there is none.
     `states` are those that `forward` kept, B T D N / S numbers; the S after each are computed again.
     """
     pieces = _prepare(x_BTD, dt_BTD, A_DN, B_BTN, C_BTN, segments)
     dy = _cut(grads[0], pieces.x.dtype)[..., None, :]
     space = pieces.space(3)
-    later = _leaving(pieces, dy, grads[1].to(dy.dtype).mT)
+    final = dy.new_zeros(len(x_BTD), *A_DN.shape) if grads[1] is None else grads[1].to(dy.dtype)
+    later = _leaving(pieces, dy, final.mT)
     du, ddt = torch.empty_like(dy), torch.empty_like(dy)
     dB, dC = torch.empty_like(pieces.B).mT, torch.empty_like(pieces.C).mT
     dA_BMND = torch.zeros_like(states[0])

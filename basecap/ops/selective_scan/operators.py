@@ -54,9 +54,10 @@ def scan_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return the gradients of x, dt, A, B, C and the first state.
 
-    `given` are those of the outputs and the final state, and the states that `scan` kept.
+    `given` are those of the outputs, the states that `scan` kept and, unless there is none, that of the final state.
     """
-    dy, dfinal, states = given
+    dy, states, *final = given
+    dfinal = final[0] if final else None
     grads: tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor] = functions_of(_family(run)).backward(
         (dy, dfinal), x, dt, A, B, C, segments, states
     )
@@ -78,7 +79,7 @@ def _(x, dt, A, B, C, state, segments, run):
 @scan_backward.register_fake
 def _(given, x, dt, A, B, C, segments, run):
     parts = (part.new_empty(part.shape) for part in (x, dt, A, B, C))
-    return *parts, given[2].new_empty(x.shape[0], *A.shape)
+    return *parts, given[1].new_empty(x.shape[0], *A.shape)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
@@ -92,8 +93,8 @@ def _gradients(ctx: Any, dy: Tensor | None, dfinal: Tensor | None, _: None) -> t
     refuse_batched_gradients("selective_scan", dy, dfinal)
     x, dt, A, B, C, state, segments, states = ctx.saved_tensors
     dy = torch.zeros_like(x) if dy is None else dy
-    dfinal = torch.zeros_like(_fake_state(x, dt, A)) if dfinal is None else dfinal
-    *grads, dstate = scan_backward([dy, dfinal, states], x, dt, A, B, C, segments, ctx.run)
+    final = [] if dfinal is None else [dfinal]
+    *grads, dstate = scan_backward([dy, states, *final], x, dt, A, B, C, segments, ctx.run)
     return *grads, None if state is None else dstate.to(state.dtype), None, None
 
 

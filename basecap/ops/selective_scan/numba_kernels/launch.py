@@ -68,7 +68,7 @@ def forward(
 
 
 def backward(
-    grads: tuple[Tensor, Tensor],
+    grads: tuple[Tensor, Tensor | None],
     x_BTD: Tensor,
     dt_BTD: Tensor,
     A_DN: Tensor,
@@ -80,7 +80,9 @@ def backward(
     """Return the gradients of x, dt, A, B, C and the first state, given the states that `forward` kept."""
     inputs = _inputs(x_BTD, dt_BTD, A_DN, B_BTN, C_BTN, segments)
     dy = grads[0].detach().float().contiguous()
-    dstate = grads[1].detach().mT.to(torch.float64, copy=True, memory_format=torch.contiguous_format)
+    dstate = dy.new_zeros(len(dy), A_DN.shape[1], A_DN.shape[0], dtype=torch.float64)
+    if grads[1] is not None:
+        dstate.copy_(grads[1].detach().mT)
     du, ddt, dA = torch.zeros_like(dy), torch.zeros_like(dy), torch.zeros_like(dstate)
     dB, dC = torch.empty_like(inputs.B), torch.empty_like(inputs.C)
     outs = (dstate, du, ddt, dA, dB, dC)

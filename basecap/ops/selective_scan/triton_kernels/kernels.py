@@ -12,6 +12,10 @@ import triton.language as tl
 from basecap.ops.kernels_shared import exp2
 
 LN2 = tl.constexpr(0.6931471805599453)
+#: 1 / LN2 in float32, as PyTorch divides by numbers on a GPU.
+LOG2E = tl.constexpr(1.4426950216293335)
+#: The lowest float32.
+LOWEST = tl.constexpr(-3.4028234663852886e38)
 
 
 @triton.jit
@@ -82,6 +86,72 @@ def _store_tokens(x, b_x, first, left, o_row, o_d, D):
     """Store what `_tokens` loads."""
     m = (o_row < left - first)[:, None] & (o_d < D)[None, :]
     tl.store(x + (first + o_row)[:, None] * D + o_d[None, :], b_x.to(x.dtype.element_ty), mask=m)
+
+
+@triton.jit
+def _turn(p_to, p_from, o_x, last_to, last_from, to_x, to_n, from_x, from_n, N, LOG2: tl.constexpr):
+    """Copy rows o_x of [X, N], with these steps between numbers, in another dtype; zero from row `last_from` on.
+
+    LOG2: in units of log2, finite.
+    """
+    o_x = o_x.to(tl.int64)[:, None]
+    for n in range(0, N, 16):
+        o_n = n + tl.arange(0, 16)[None, :]
+        b_x = tl.load(p_from + o_x * from_x + o_n * from_n, mask=(o_x < last_from) & (o_n < N), other=0.0)
+        if LOG2:
+            b_x = b_x.to(tl.float32) * LOG2E
+            b_x = tl.where(b_x < LOWEST, LOWEST, b_x)
+        if p_to.dtype.element_ty.primitive_bitwidth == 16:
+            b_x = b_x.to(tl.float32)
+        b_x = b_x.to(p_to.dtype.element_ty)
+        tl.store(p_to + o_x * to_x + o_n * to_n, b_x, mask=(o_x < last_to) & (o_n < N))
+
+
+@triton.jit(do_not_specialize=["D", "T", "P"])
+def prepare_fwd_kernel(
+    A, B, C, A_ND, B_BNT, C_BNT,
+    T, D, N, P, A_d, A_n, B_b, B_t, B_n, C_b, C_t, C_n,
+    BX: tl.constexpr,
+):  # fmt: skip
+    """Write A [N, D] in units of log2, and B and C [B, N, P] in float32; the first programs A, the others tokens.
+
+    Padding, steps of 0, must leave a state as it is even where A is infinite.
+    """
+    i, blocks = tl.program_id(0), tl.cdiv(D, BX)
+    if i < blocks:
+        _turn(A_ND, A, i * BX + tl.arange(0, BX), D, D, 1, D, A_d, A_n, N, True)
+    else:
+        tiles = tl.cdiv(P, BX)
+        o_t = (i - blocks) % tiles * BX + tl.arange(0, BX)
+        i_b = ((i - blocks) // tiles).to(tl.int64)
+        _turn(B_BNT + i_b * N * P, B + i_b * B_b, o_t, P, T, 1, P, B_t, B_n, N, False)
+        _turn(C_BNT + i_b * N * P, C + i_b * C_b, o_t, P, T, 1, P, C_t, C_n, N, False)
+
+
+@triton.jit(do_not_specialize=["D", "T", "P"])
+def turn_bwd_kernel(
+    sums, sum_A, carried, dB, dC, dA, dstate,
+    T, D, N, P, S,
+    BX: tl.constexpr,
+):  # fmt: skip
+    """Write gradients as the inputs lie, in their dtypes: dA [D, N], dstate [B, D, N], dB and dC [B, T, N].
+
+    They are given as `sums` [B, 2, N, P], `sum_A` [N, D] and, of the first of S spans, `carried` [B, S, N, D].
+    """
+    i, blocks, tiles = tl.program_id(0), tl.cdiv(D, BX), tl.cdiv(T, BX)
+    rows = (tl.num_programs(0) - blocks) // (blocks + tiles)
+    if i < blocks * (rows + 1):
+        o_d = i % blocks * BX + tl.arange(0, BX)
+        if i < blocks:
+            _turn(dA, sum_A, o_d, D, D, N, 1, 1, D, N, False)
+        else:
+            i_b = (i // blocks - 1).to(tl.int64)
+            _turn(dstate + i_b * D * N, carried + i_b * S * N * D, o_d, D, D, N, 1, 1, D, N, False)
+    else:
+        j = i - blocks * (rows + 1)
+        o_t, i_b = j % tiles * BX + tl.arange(0, BX), (j // tiles).to(tl.int64)
+        _turn(dB + i_b * T * N, sums + 2 * i_b * N * P, o_t, T, T, N, 1, 1, P, N, False)
+        _turn(dC + i_b * T * N, sums + (2 * i_b + 1) * N * P, o_t, T, T, N, 1, 1, P, N, False)
 
 
 # The width D stays unspecialised: known to be a multiple of 16 it would make the loads wider, and with them spread
@@ -180,12 +250,17 @@ def carry_fwd_kernel(
     T, D, N, S, span,
     BACK: tl.constexpr, BS: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
-    """Chain the S spans: the state before each, from what each adds; with BACK from the end, the state after each."""
+    """Chain the S spans: the state before each, from what each adds; with BACK from the end, the state after each.
+
+    `first` [B, N, D] is the state before all, nothing where it is None.
+    """
     n, i_b = tl.program_id(1), tl.program_id(2).to(tl.int64)
     o_d = tl.program_id(0) * BD + tl.arange(0, BD)
     m_d = o_d < D
     b_A = tl.load(A + n * D + o_d, mask=m_d, other=0.0)
-    b_state = tl.load(first + (i_b * N + n) * D + o_d, mask=m_d, other=0.0)
+    b_state = tl.zeros([BD], tl.float32)
+    if first is not None:
+        b_state = tl.load(first + (i_b * N + n) * D + o_d, mask=m_d, other=0.0)
     b_one, b_none = tl.full([BS, BD], 1.0, tl.float32), tl.zeros([BS, BD], tl.float32)
     # BS spans at a time, so that their loads are in flight together.
     for i in range(0, S, BS):

@@ -1,6 +1,5 @@
 """Launches the Triton kernels of the selective scan."""
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -18,6 +17,8 @@ BUSY = 900
 WHOLE = 2048
 #: Where rows are longer or not enough programs, the tokens that one walks forward and backward: multiples of BT.
 SPAN, SPAN_BACKWARD = 512, 256
+#: Channels or tokens of a program that turns inputs and gradients.
+BX = 64
 #: Spans that are chained at a time.
 BS = 16
 #: One warp a program, 12 on a multiprocessor by its 65,536 registers.
@@ -62,13 +63,14 @@ def _options() -> dict[str, int | None]:
 
 
 def _inputs(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, segments: Tensor | None) -> _Inputs:
-    T = x.shape[1]
-    B_BNT, C_BNT = A.new_zeros(2, len(x), A.shape[1], triton.cdiv(T, BT) * BT, dtype=torch.float32)
-    B_BNT[..., :T].copy_(B.mT)
-    C_BNT[..., :T].copy_(C.mT)
+    rows, T, D = x.shape
+    N, padded = A.shape[1], triton.cdiv(T, BT) * BT
+    B_BNT, C_BNT = (A.new_empty(rows, N, padded, dtype=torch.float32) for _ in range(2))
+    A_ND = A.new_empty(N, D, dtype=torch.float32)
+    kernels.prepare_fwd_kernel[(triton.cdiv(D, BX) + rows * triton.cdiv(padded, BX),)](
+        A, B, C, A_ND, B_BNT, C_BNT, T, D, N, padded, *A.stride(), *B.stride(), *C.stride(), BX=BX
+    )
     ids = None if segments is None else segments.contiguous()
-    # Padding, steps of 0, must leave a state as it is even where A is infinite.
-    A_ND = (A.float() / math.log(2)).T.contiguous().clamp_(min=torch.finfo(torch.float32).min)
     return _Inputs(x.contiguous(), dt.contiguous(), A_ND, B_BNT, C_BNT, ids)
 
 
@@ -86,27 +88,27 @@ def _walk(
     )  # fmt: skip
 
 
-def _entering(inputs: _Inputs, first_BND: Tensor, span: int, dy: Tensor | None = None) -> Tensor:
-    """Return what enters every span [B, spans, N, D], in new memory; with `dy`, the gradients from the end."""
+def _entering(inputs: _Inputs, first_BDN: Tensor | None, span: int, dy: Tensor | None = None) -> Tensor:
+    """Return what enters every span [B, spans, N, D], in new memory; with `dy`, the gradients from the end.
+
+    `first_BDN` enters the first span, nothing where it is None; with `dy`, the last one.
+    """
     B, T, D, N = inputs.shape
     spans = triton.cdiv(T, span)
+    first = None
+    if first_BDN is not None:
+        first = inputs.A_ND.new_empty(B, 1, N, D).copy_(first_BDN.mT[:, None])
     if spans == 1:
-        return first_BND[:, None].clone()
-    added = first_BND.new_zeros(B, spans, N, D)
-    total = first_BND.new_empty(B, spans, D)
+        return inputs.A_ND.new_zeros(B, 1, N, D) if first is None else first
+    added = inputs.A_ND.new_zeros(B, spans, N, D)
+    total = inputs.A_ND.new_empty(B, spans, D)
     _walk(inputs, added, span, dy=dy, total=total)
     entering = torch.empty_like(added)
     kernels.carry_fwd_kernel[(inputs.blocks, N, B)](
-        added, total, inputs.A_ND, inputs.ids, first_BND, entering, T, D, N, spans, span,
+        added, total, inputs.A_ND, inputs.ids, first, entering, T, D, N, spans, span,
         BACK=dy is not None, BS=BS, **_options(),
     )  # fmt: skip
     return entering
-
-
-def _first(inputs: _Inputs, state_BDN: Tensor | None) -> Tensor:
-    if state_BDN is None:
-        return inputs.A_ND.new_zeros(len(inputs.x), *inputs.A_ND.shape)
-    return state_BDN.float().mT.contiguous()
 
 
 def forward(
@@ -129,14 +131,14 @@ def forward(
     groups = 1 if inputs.blocks * len(x_BTD) >= BUSY or A_DN.shape[1] % 2 else 2
     parts = torch.empty(groups, *x_BTD.shape, device=x_BTD.device, dtype=x_BTD.dtype if groups == 1 else torch.float32)
     span = inputs.span(groups, SPAN)
-    carried = _entering(inputs, _first(inputs, state_BDN), span)
+    carried = _entering(inputs, state_BDN, span)
     _walk(inputs, carried, span, y=parts, states=states if keep else None)
     y = parts[0] if groups == 1 else torch.add(parts[0], parts[1], out=torch.empty_like(inputs.x))
     return y, carried[:, -1].mT.contiguous(), states
 
 
 def backward(
-    grads: tuple[Tensor, Tensor],
+    grads: tuple[Tensor, Tensor | None],
     x_BTD: Tensor,
     dt_BTD: Tensor,
     A_DN: Tensor,
@@ -150,7 +152,7 @@ def backward(
     B, T, D, N = inputs.shape
     dy = grads[0].contiguous()
     span = inputs.span(1, SPAN_BACKWARD)
-    carried = _entering(inputs, grads[1].float().mT.contiguous(), span, dy)
+    carried = _entering(inputs, grads[1], span, dy)
     dx, ddt = torch.empty_like(inputs.x), torch.empty_like(inputs.dt)
     dA_BSND = torch.empty_like(carried, dtype=torch.float64)
     parts = inputs.A_ND.new_empty(inputs.blocks, B, 2, N, inputs.chunks * BT)
@@ -158,13 +160,10 @@ def backward(
         dy, inputs.x, inputs.dt, inputs.A_ND, inputs.B_BNT, inputs.C_BNT, inputs.ids, states_BMND, carried, dA_BSND,
         dx, ddt, parts, T, D, N, inputs.chunks, span, BT=BT, **_options(),
     )  # fmt: skip
-    dB_BNT, dC_BNT = parts.sum(0)[..., :T].unbind(1)
-    return (
-        dx,
-        ddt,
-        dA_BSND.sum((0, 1)).T.to(A_DN.dtype).contiguous(),
-        # Copies: without one the two would share memory where both are vectors.
-        dB_BNT.mT.to(B_BTN.dtype, copy=True, memory_format=torch.contiguous_format),
-        dC_BNT.mT.to(C_BTN.dtype, copy=True, memory_format=torch.contiguous_format),
-        carried[:, 0].mT.contiguous(),
-    )
+    dA, dB, dC = (like.new_empty(like.shape) for like in (A_DN, B_BTN, C_BTN))
+    dstate = carried.new_empty(B, D, N)
+    kernels.turn_bwd_kernel[(triton.cdiv(D, BX) * (B + 1) + triton.cdiv(T, BX) * B,)](
+        parts.sum(0), dA_BSND.sum((0, 1)), carried, dB, dC, dA, dstate,
+        T, D, N, inputs.chunks * BT, carried.shape[1], BX=BX,
+    )  # fmt: skip
+    return dx, ddt, dA, dB, dC, dstate
