@@ -10,7 +10,7 @@ from basecap.ops._dispatch import interpreted
 from basecap.ops.wkv4 import operators
 from basecap.testing.marks import requires_gpu
 from basecap.testing.tolerance import relative_error
-from tests.ops._recurrences import assert_as_exact, draw, packed
+from tests.ops._recurrences import assert_as_exact, draw, packed, results
 
 in_interpreter = pytest.mark.skipif(not interpreted(), reason="needs TRITON_INTERPRET=1")
 on_gpu = pytest.param("cuda", marks=requires_gpu)
@@ -52,8 +52,9 @@ def test_segments(device: str):
 @anywhere
 def test_gradients_of_tokens_long_remembered(device: str):
     """What the future owes to a token adds up over hundreds; summed in float64, it errs less than the parallel form."""
-    share, values = torch.sigmoid(draw(0, 1, 500, 8) + 5), draw(1, 2, 1, 500, 8)
-    share, values = share.float().to(device), values.float().to(device)
-    found, plain = (operators.accumulate(share, values, family) for family in ("triton_kernels", "eager"))
-    exact = operators.accumulate(share.double(), values.double(), "eager")
-    assert relative_error(found, exact) < relative_error(plain, exact)
+    k, v = draw(0, 1, 500, 8) - 5, draw(1, 1, 500, 8)
+    x = [part.float().to(device) for part in (k, v, torch.full((8,), 1e-3), draw(2, 8))]
+    found, plain = (results(op, x, None, None)[2:] for op in (kernels, operators.wkv4))
+    exact = results(operators.wkv4, [part.double() for part in x], None, None)[2:]
+    for kernel, eager, truth in zip(found, plain, exact, strict=True):
+        assert relative_error(kernel, truth) < relative_error(eager, truth)

@@ -122,10 +122,11 @@ def test_recurrence_operator(device: str, delta: bool):
     assert set(results.values()) == {"SUCCESS"}
 
 
-@pytest.mark.parametrize("starts", [None, torch.zeros(2, 9, dtype=torch.bool)])
-def test_scan_operator(starts: Tensor | None):
-    k, v, decay = (x.requires_grad_() for x in (draw(0, 2, 9, 4), draw(1, 2, 9, 4), draw(2, 4).exp()))
-    results = torch.library.opcheck(operators_4.scan.overload, (k, v, decay, starts, "eager"))
+@pytest.mark.parametrize("packs", [False, True])
+def test_average_operator(packs: bool):
+    inputs = [x.requires_grad_() for x in (draw(0, 2, 9, 4), draw(1, 2, 9, 4), draw(2, 4).exp(), draw(3, 4))]
+    history = (draw(5, 2, 2, 4).requires_grad_(), packed(2, [4], 9)) if packs else (None, None)
+    results = torch.library.opcheck(operators_4.average.overload, (*inputs, *history, "eager"))
     assert set(results.values()) == {"SUCCESS"}
 
 

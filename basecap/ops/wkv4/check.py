@@ -5,7 +5,7 @@ from torch import Tensor
 from basecap.ops.cases import B, D, Draw, by_backend
 from basecap.ops.wkv4 import FAMILIES, reference, wkv4
 
-FUNCTIONS = ("scan", "accumulate")
+FUNCTIONS = ("forward", "backward")
 
 
 def _inputs(draw: Draw, T: int) -> dict[str, Tensor]:
