@@ -3,13 +3,24 @@
 from torch import Tensor
 
 from basecap.errors import ConfigError
-from basecap.ops._dispatch import Backend, check_backend, choose, families, without_autocast
+from basecap.ops._dispatch import (
+    Backend,
+    Decision,
+    check_backend,
+    decide,
+    families,
+    once,
+    taken,
+    without_autocast,
+)
 from basecap.ops._influence import Influence, of_heads, visible, wide
 from basecap.ops._shapes import check_devices, check_floating, check_segments, check_state, finite_log_decay
 from basecap.ops.ssd import eager, reference, triton_kernels
 
 #: The fastest first.
 FAMILIES = families(triton_kernels, eager)
+#: Stands for a family where one token follows a state: plain PyTorch, of which nothing is noted.
+STEP = "step"
 
 
 def ssd(
@@ -45,22 +56,39 @@ def ssd(
     Raises:
         ConfigError: shapes, dtypes or devices that do not match, or an unavailable backend.
     """
-    _validate(q_BTGK, k_BTGK, v_BTHV, log_decay_BTH)
-    (B, T, H, V), K = v_BTHV.shape, q_BTGK.shape[3]
-    check_state(state_BHKV, (B, H, K, V))
-    check_segments(segments, (B, T))
-    given = {"q": q_BTGK, "k": k_BTGK, "v": v_BTHV, "log_decay": log_decay_BTH}
-    check_devices({**given, "state": state_BHKV, "segments": segments})
+    given = (q_BTGK, k_BTGK, v_BTHV, log_decay_BTH, state_BHKV, segments, backend)
+    decision = once(("ssd",), given, lambda: _decided(*given))
+    check_segments(segments, v_BTHV.shape[:2])  # their numbers: nothing else differs from what was decided
+    name = taken(decision)
     # Under autocast the states would be rounded to half precision between chunks.
     with without_autocast(v_BTHV.device):
         q, k = q_BTGK.to(v_BTHV.dtype), k_BTGK.to(v_BTHV.dtype)
-        if T == 1 and state_BHKV is not None and backend != "triton":
-            check_backend(backend)
+        if name == STEP and state_BHKV is not None:
             o, state = eager.step(q, k, v_BTHV, log_decay_BTH, state_BHKV)
         else:
-            run = FAMILIES[choose("ssd", backend, FAMILIES, v_BTHV, q_BTGK, slower=triton_kernels.slower(v_BTHV))]
-            o, state = run.ssd(q, k, v_BTHV, log_decay_BTH, state_BHKV, segments, final=final)
+            o, state = FAMILIES[name].ssd(q, k, v_BTHV, log_decay_BTH, state_BHKV, segments, final=final)
     return o, state if final else state.new_empty(0)
+
+
+def _decided(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor,
+    state: Tensor | None,
+    segments: Tensor | None,
+    backend: Backend,
+) -> Decision:
+    """Return what runs; ConfigError for invalid arguments."""
+    _validate(q, k, v, log_decay)
+    (B, T, H, V), K = v.shape, q.shape[3]
+    check_state(state, (B, H, K, V))
+    check_segments(segments, (B, T))
+    check_devices({"q": q, "k": k, "v": v, "log_decay": log_decay, "state": state, "segments": segments})
+    if T == 1 and state is not None and backend != "triton":
+        check_backend(backend)
+        return Decision("ssd", STEP, None, FAMILIES)
+    return decide("ssd", backend, FAMILIES, v, q, slower=triton_kernels.slower(v))
 
 
 def influence(q_BTGK: Tensor, k_BTGK: Tensor, log_decay_BTH: Tensor, *, segments: Tensor | None = None) -> Influence:

@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from basecap.errors import ConfigError
-from basecap.ops._dispatch import Backend, choose, without_autocast
+from basecap.ops._dispatch import Backend, Decision, decide, once, taken, without_autocast
 from basecap.ops._influence import Influence, wide
 from basecap.ops._shapes import check_devices, check_floating, check_segments, check_state
 from basecap.ops._transforms import refuse_transforms
@@ -43,14 +43,30 @@ def wkv4(
     Raises:
         ConfigError: shapes, dtypes or devices that do not match, or an unavailable backend.
     """
-    _validate(k_BTD, v_BTD, decay_D, bonus_D, segments)
-    B, _, D = v_BTD.shape
-    check_state(state_B2D, (B, 2, D))
-    check_devices({"k": k_BTD, "state": state_B2D})
-    refuse_transforms("wkv4", k_BTD, v_BTD, decay_D, bonus_D, state_B2D)
-    family = choose("wkv4", backend, FAMILIES, v_BTD)
+    inputs = (k_BTD, v_BTD, decay_D, bonus_D, state_B2D)
+    given = (*inputs, segments, backend)
+    decision = once(("wkv4",), given, lambda: _decided(*given))
+    check_segments(segments, v_BTD.shape[:2])  # their numbers: nothing else differs from what was decided
+    refuse_transforms("wkv4", *inputs)
+    family = taken(decision)
     with without_autocast(v_BTD.device):
-        return operators.wkv4(k_BTD, v_BTD, decay_D, bonus_D, state_B2D, segments, family)
+        return operators.wkv4(*inputs, segments, family)
+
+
+def _decided(
+    k: Tensor,
+    v: Tensor,
+    decay: Tensor,
+    bonus: Tensor,
+    state: Tensor | None,
+    segments: Tensor | None,
+    backend: Backend,
+) -> Decision:
+    """Return what runs; ConfigError for invalid arguments."""
+    _validate(k, v, decay, bonus, segments)
+    check_state(state, (len(v), 2, len(decay)))
+    check_devices({"k": k, "state": state})
+    return decide("wkv4", backend, FAMILIES, v)
 
 
 def influence(k_BTD: Tensor, decay_D: Tensor, bonus_D: Tensor, *, segments: Tensor | None = None) -> Influence:
