@@ -1,10 +1,14 @@
 """What a plan says of maturity: tokens per parameter, passes over the text, and the reference's expected transition."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
-from basecap.evals.copying import ContextCopying
+import numpy as np
+
+from basecap.analysis.text.losses import COPYING
+from basecap.analysis.text.maturity import measured_near
 from basecap.names import TEST
 from basecap.plan.runs import Plan, RunSpec
+from basecap.records.evaluation_points import At, nearest_point
 from basecap.study.config import StudyConfig
 
 #: Tokens after which the reference of limited-zoo is past its transition, and its parameters: eight runs began to copy
@@ -33,7 +37,7 @@ def maturity_warnings(plan: Plan, parameters: float, sizes: Sequence[int]) -> li
     run = own[0]
     tokens = run.timetable.end * run.timetable.step_tokens
     line = f"{study.reference} trains on {_millions(tokens)} tokens, {_short(tokens / parameters, 2)} per parameter."
-    warnings = [*_too_early(study, tokens, parameters), *_copying(plan), *_many_passes(plan.runs, sizes)]
+    warnings = [*_too_early(study, tokens, parameters), *_copying(plan, run), *_many_passes(plan.runs, sizes)]
     return [line, *(f"Warning: {sentence}" for sentence in warnings)]
 
 
@@ -51,15 +55,37 @@ def _too_early(study: StudyConfig, tokens: float, parameters: float) -> Iterator
         )
 
 
-def _copying(plan: Plan) -> Iterator[str]:
+def _copying(plan: Plan, run: RunSpec) -> Iterator[str]:
+    """Yield a warning where the records will not tell whether the reference, one of whose runs is `run`, is mature."""
     if not plan.study.text.ood:
         return
-    found = [each for each in plan.evaluations if isinstance(each, ContextCopying)]
-    if all(each.config.at != "every" for each in found):
+    evaluated = run.timetable.tokens
+    # Branches alone are compared, each at its end.
+    points = [branch.tokens for branch in run.timetable.branches] or evaluated
+    last = points if run.timetable.branches else points[-1:]
+    measured = {
+        tokens
+        for each in plan.evaluations
+        if each.declaration.name == COPYING
+        for tokens in _points(each.config.at, last, evaluated)
+    }
+    end = run.timetable.end * run.timetable.step_tokens
+    known = [
+        [measured_near(np.array(some), tokens) for tokens in (plan.study.gap.start * end, end)]
+        for some in (points, [tokens for tokens in points if tokens in measured])
+    ]
+    if known[0] != known[1]:
         yield (
-            "no row will have a verdict, as copying is not evaluated at every evaluation point, which tells whether "
-            "the reference is past its transition; add copying to evals."
+            "no row will have a verdict, as copying is not evaluated where the trained range begins and ends, which "
+            "tells whether the reference is past its transition; add copying to evals."
         )
+
+
+def _points(at: At, last: Sequence[int], evaluated: Sequence[int]) -> Iterable[int]:
+    """Return the tokens, of those `evaluated`, at which an evaluation runs; `last` are the ends of a run."""
+    if isinstance(at, str):
+        return evaluated if at == "every" else last
+    return [nearest_point(tokens, evaluated) for tokens in at]
 
 
 def _many_passes(runs: Sequence[RunSpec], sizes: Sequence[int]) -> Iterator[str]:

@@ -9,7 +9,7 @@ from basecap.study.config import StudyConfig
 
 def said(study: dict, tokens: float, parameters: float = 30e6, sizes: tuple[int, ...] = (), **changes) -> list[str]:
     """Return what is said of a study of so many tokens."""
-    train = study["train"] | {"tokens": tokens}
+    train = study["train"] | {"tokens": tokens, "eval_every": None}
     config = StudyConfig.model_validate(study | {"train": train, "evals": ["domain-loss", "copying"]} | changes)
     return maturity_warnings(plan_study(config, config.vocabulary), parameters, sizes)
 
@@ -39,10 +39,22 @@ def test_many_passes_over_the_text_are_warned_of(study, size, passes):
     assert len(found) == 1 + bool(passes) and (passes is None or f"read their training text {passes}" in found[1])
 
 
-def test_a_study_that_does_not_measure_copying_is_warned_of(study):
-    for evals in (["domain-loss"], ["domain-loss", {"copying": {"at": "end"}}]):
-        (_, warning) = said(study, 175e6, evals=evals)
-        assert "no row will have a verdict, as copying is not evaluated at every evaluation point" in warning
+@pytest.mark.parametrize(
+    ("copying", "train", "enough"),
+    [
+        ([], {}, False),
+        ([{"copying": {"at": "end"}}], {}, False),
+        ([{"copying": {"at": [50e6, 175e6]}}], {}, True),  # the nearest points are near enough
+        ([{"copying": {"at": [20e6, 175e6]}}], {}, False),
+        ([{"copying": {"name": "again"}}], {}, False),  # reports look for its own name
+        ([{"copying": {"at": "end"}}], {"schedule": "wsd", "branches": [80e6, 120e6]}, True),  # of each branch
+    ],
+)
+def test_a_study_that_does_not_measure_copying_is_warned_of(study, copying, train, enough):
+    changed = study | {"train": study["train"] | train}
+    found = said(changed, 175e6, evals=["domain-loss", *copying])
+    warning = "no row will have a verdict, as copying is not evaluated where the trained range begins and ends"
+    assert len(found) == 2 - enough and (enough or warning in found[1])
 
 
 def test_a_scale_of_a_few_steps_and_mixed_domains_get_no_warning(study):

@@ -43,12 +43,19 @@ def share_after(run: RunLosses, tokens: float) -> float:
     """Return the share of copying of a run after so many tokens, NaN where no point near it was measured."""
     known = np.isfinite(run.copying) if run.copying is not None else np.zeros(len(run.trained), bool)
     at = run.trained[known]
-    before, after = at[at <= tokens], at[at >= tokens]
-    if run.copying is None or not len(before) or not len(after):
-        return math.nan
-    if tokens > NEAR * before[-1] or after[0] > NEAR * tokens:
+    if run.copying is None or not measured_near(at, tokens):
         return math.nan
     return float(np.interp(math.log(tokens), np.log(at), run.copying[known]))
+
+
+def measured_near(at: np.ndarray, tokens: float) -> bool:
+    """Whether copying that was measured at points, ascending, is known after so many tokens.
+
+    >>> [measured_near(np.array([40, 100]), tokens) for tokens in (30, 50, 100, 110)]
+    [False, True, True, False]
+    """
+    before, after = at[at <= tokens], at[at >= tokens]
+    return bool(len(before) and len(after) and tokens <= NEAR * before[-1] and after[0] <= NEAR * tokens)
 
 
 def copying_of(runs: Sequence[RunLosses], begin: float, end: float | None) -> CopyingShares:
