@@ -10,7 +10,7 @@ MOST_SHARING = 4
 #: What a compiled `Block.step` reads as numbers that vary. PyTorch would compile it for the first number of tokens, and
 #: then again for all others.
 VARYING = "L['cache'].mixer.length,L['cache'].feed_forward.length"
-#: The configuration of the models that compiled code is for, once for each of them.
+#: The configuration of the models that compiled code is for, with the tag of PyTorch's cache, once for each of them.
 _sharing: list[object] = []
 
 
@@ -18,19 +18,21 @@ def reset_compiler(config: object = None) -> None:
     """Forget compiled code, allow `MOST_VERSIONS` of one function, and expect backward passes outside autocast.
 
     Code for models of `config` stays for another such model, at most `MOST_SHARING` times: to find it on the disk takes
-    seconds, even where that is possible.
+    seconds, even where that is possible. Whoever compiles for something that PyTorch does not look at, such as the
+    attention that its SDPA may choose, sets `torch.compiler.config.cache_key_tag`, and shares nothing across tags.
     """
     import torch._dynamo  # takes half a second, which uncompiled models do not need
     import torch._functorch.config as tracing
     import torch.compiler.config
 
-    if config is not None and len(_sharing) < MOST_SHARING and config in _sharing:
-        _sharing.append(config)
+    key = config, torch.compiler.config.cache_key_tag
+    if config is not None and len(_sharing) < MOST_SHARING and key in _sharing:
+        _sharing.append(key)
         note_compiled()
         return
     torch.compiler.reset()
     forget_compiled()
-    _sharing[:] = [] if config is None else [config]
+    _sharing[:] = [] if config is None else [key]
     # PyTorch gives up and runs uncompiled after 8 versions of a block: kinds of layers times lengths of sequences.
     torch._dynamo.config.recompile_limit = MOST_VERSIONS
     torch.compiler.config.dynamic_sources = VARYING

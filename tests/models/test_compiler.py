@@ -1,9 +1,11 @@
 """Compiled code is shared by models of one configuration, and forgotten for another."""
 
+from contextlib import nullcontext
 from functools import partial
 
 import torch
 
+from basecap.bench.contenders import ATTENTIONS, with_attention
 from basecap.models import _compiler
 from basecap.models.config import model_config
 from basecap.models.language_model import LanguageModel
@@ -29,6 +31,16 @@ def test_models_of_one_configuration_share_compiled_code(monkeypatch):
     assert compiled_by(32) == 2 and compiled_by(32) == 0
     _compiler.reset_compiler()
     assert _compiler._sharing == []
+
+
+def test_models_on_different_attention_share_no_compiled_code(monkeypatch):
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    monkeypatch.setattr(
+        "basecap.bench.contenders.sdpa_kernel", lambda chosen: nullcontext()
+    )  # which a CPU does not have
+    _compiler.reset_compiler()
+    rows = [with_attention(attention, lambda: {"compiled": compiled_by(16)}) for attention in (*ATTENTIONS, None)]
+    assert [row["compiled"] for row in rows] == [2, 2, 2] and compiled_by(16) == 0
 
 
 def test_ops_of_shared_code_are_noted_for_each_model(monkeypatch):
