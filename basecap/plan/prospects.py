@@ -111,7 +111,7 @@ def expected_verdicts(plan: Plan, data: PreparedData | None) -> list[str]:
         return ["Every domain is trained on: the report will state differences at equal training loss, no verdicts."]
     documents = _documents(plan, data)
     impossible = [*_few_points(study), *_few_documents(study, documents)]
-    warnings = (*impossible, *_few_runs(study), *_few_tokens(study, data))
+    warnings = (*impossible, *_left_out(study, documents), *_few_runs(study), *_few_tokens(study, data))
     lines = [*(() if impossible else _expected(study, documents)), *(f"Warning: {sentence}" for sentence in warnings)]
     if data is None:
         lines.append(
@@ -132,6 +132,11 @@ def _documents(plan: Plan, data: PreparedData | None) -> dict[str, DocumentSet]:
     return {domain: data.sets[domain, split] for split in splits for domain in domains} if data else {}
 
 
+def _counted(study: StudyConfig, documents: dict[str, DocumentSet]) -> list[str]:
+    """Return the unseen domains with documents enough for an interval; none while no documents are prepared."""
+    return [name for name in study.text.ood if len(documents.get(name, ())) >= FEWEST_DOCUMENTS]
+
+
 def _noise(study: StudyConfig) -> Noise:
     return noise_of(study.train.tokens or study.length)
 
@@ -143,7 +148,7 @@ def _half_width(study: StudyConfig, runs: int, documents: int | None = None) -> 
 
 
 def _expected(study: StudyConfig, documents: dict[str, DocumentSet]) -> Iterator[str]:
-    fewest = min((_units(documents[domain]) for domain in study.text.ood if domain in documents), default=None)
+    fewest = min((_units(documents[domain]) for domain in _counted(study, documents)), default=None)
     noise, runs = _noise(study), len(study.seeds)
     tolerance, half = expected_tolerance(noise, study.gap.cost), _half_width(study, runs, fewest)
     if len(study.architectures) == 1 or half == math.inf:
@@ -188,11 +193,21 @@ def _few_documents(study: StudyConfig, documents: dict[str, DocumentSet]) -> Ite
     if not documents:
         return
     counts = {domain: len(found) for domain, found in documents.items()}
-    counts["the training domains together"] = sum(counts[domain] for domain in study.text.train)
-    needed = dict.fromkeys(counts, FEWEST_DOCUMENTS) | dict.fromkeys(study.text.train, FEWEST_OF_A_DOMAIN)
-    few = [f"{counts[name]} of {name} (needed: {needed[name]})" for name in counts if counts[name] < needed[name]]
+    unseen = [] if _counted(study, documents) else study.text.ood
+    needed = dict.fromkeys(study.text.train, FEWEST_OF_A_DOMAIN) | dict.fromkeys(unseen, FEWEST_DOCUMENTS)
+    counts[together := "the training domains together"] = sum(counts[domain] for domain in study.text.train)
+    needed[together] = FEWEST_DOCUMENTS
+    few = [f"{counts[name]} of {name} (needed: {needed[name]})" for name in needed if counts[name] < needed[name]]
     if few:
         yield f"no verdict is possible with so few held-out documents: {', '.join(few)}; add text."
+
+
+def _left_out(study: StudyConfig, documents: dict[str, DocumentSet]) -> Iterator[str]:
+    counted = _counted(study, documents)
+    few = [f"{len(documents[name])} of {name}" for name in study.text.ood if counted and name not in counted]
+    if few:
+        which = f"domains with fewer than {FEWEST_DOCUMENTS} held-out documents"
+        yield f"gaps leave out {which}: {', '.join(few)}; add text."
 
 
 def _few_tokens(study: StudyConfig, data: PreparedData | None) -> Iterator[str]:

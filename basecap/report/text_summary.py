@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from basecap.analysis.results import IN_PART, StudyResults, SweepRow, TextResults
 from basecap.analysis.rows import Estimate, Gap, Row, grouped
+from basecap.analysis.text.draws import FEWEST_DOCUMENTS
 from basecap.analysis.text.reasons import REFERENCE, alike, undecided
 from basecap.report.maturity_text import rising_text
 from basecap.report.table_rows import measured_on
@@ -230,6 +231,7 @@ def remarks(study: TextResults) -> list[str]:
         *_not_leak_tested(study),
         *_left_out(study),
         *([f"{study.text_note}."] if study.text_note else []),
+        *_not_counted(study),
         *([f"{copied}: {listed(left_out)}."] if left_out else []),
         *edge_text(study.sweep),
         *mixed_data_text(study),
@@ -250,6 +252,15 @@ def _not_leak_tested(study: TextResults) -> list[str]:
             missing = run.leak_test.removeprefix(IN_PART)
             sentences.append(f"Leak test of {run.name} (seed {run.seed}) not complete: {missing}.")
     return sentences
+
+
+def _not_counted(study: TextResults) -> list[str]:
+    """Return a sentence on the tested domains that gaps leave out, if any."""
+    tested = [found for found in study.documents if found.domain in study.tested]
+    few = [f"{found.domain} ({found.documents})" for found in tested if found.documents < FEWEST_DOCUMENTS]
+    if not few or all(row.gap is None for row in study.comparisons):
+        return []
+    return [f"Too few held-out documents to measure a gap on {listed(few)}: an interval needs {FEWEST_DOCUMENTS}."]
 
 
 def edge_text(sweeps: Sequence[SweepRow]) -> list[str]:

@@ -129,6 +129,12 @@ def test_documents_count_once_they_are_prepared(ample, tmp_path):
     ample["data"]["path"] = str(tmp_path / "more")
     prepare(StudyConfig.model_validate(ample).data, tmp_path / "data")
     assert "documents" not in said(ample, tmp_path)
+    for page in [*(tmp_path / "more" / "notes").iterdir()][40:]:
+        page.unlink()
+    ample["data"] |= {"train": ["prose"], "ood": ["notes", "code"]}
+    left = len(prepare(StudyConfig.model_validate(ample).data, tmp_path / "data").sets["notes", "test"])
+    warned = said(ample, tmp_path)
+    assert f"fewer than 30 held-out documents: {left} of notes; add text." in warned and "Expected" in warned
 
 
 def test_seeds_that_cost_the_same_are_one_row_and_bytes_have_257_ids(ample):

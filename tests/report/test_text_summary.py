@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from basecap.analysis.results import Overlap, Point, SweepRow
+from basecap.analysis.results import DocumentCount, Overlap, Point, SweepRow
 from basecap.analysis.rows import CopyingShares, Direction, DomainGap, GapPart, Interval, LeftOut
 from basecap.analysis.sequential import AddedRuns, Looks
 from basecap.analysis.text.reasons import of
@@ -169,6 +169,13 @@ def test_notes_say_what_the_tolerance_is_worth_and_how_equal_models_compare():
     said = dict(notes(study(undecided("a", gap=gap(0.1, 0.1, split=0.05)))))
     assert "differ by up to 0.050 nats" in said["A-A range"] and "exceeds the A-A range" in said["Degrades"]
     assert notes(study(without_gap("a", "behind", "its loss is high"))) == []
+
+
+def test_domains_of_few_documents_are_named():
+    found = [DocumentCount(domain=name, documents=n, tokens=n, bytes=n) for name, n in (("arxiv", 29), ("github", 30))]
+    said = "Too few held-out documents to measure a gap on arxiv (29): an interval needs 30."
+    assert said in remarks(study(undecided("a"), documents=found))
+    assert not remarks(study(without_gap("a", "behind", "its loss is high"), documents=found))
 
 
 def test_few_clusters_make_intervals_conditional_on_their_sources():

@@ -8,7 +8,7 @@ from numpy import ndarray
 
 from basecap.analysis.rows import LeftOut, Maturity, Row, Verdict
 from basecap.analysis.text import gap, reasons
-from basecap.analysis.text.draws import Curve, Runs, draw, enough, few_clusters
+from basecap.analysis.text.draws import Curve, Runs, countable, draw, enough, few_clusters
 from basecap.analysis.text.gap import FEWEST_POINTS, Range
 from basecap.analysis.text.intervals import Levels
 from basecap.analysis.text.losses import RunLosses
@@ -64,11 +64,13 @@ class _Drawn:
 
 
 def compare_runs(names: Sequence[str], runs: Runs, setting: Setting, generator: np.random.Generator) -> Comparison:
-    """Compare each of the architectures `names` with the reference."""
+    """Compare each of the architectures `names` with the reference, without tested domains of too few documents."""
     example = next((run for (name, _), run in runs.items() if name == setting.reference), None)
     if example is None:
         reason = _no_runs(setting.reference, setting)
         return Comparison(rows=[_without(name, setting.open, reason, []) for name in names], maturity=None)
+    tested = countable(example, setting.tested)
+    setting = replace(setting, ood=tested) if setting.ood else replace(setting, train=tested)
     alike = {key: run for key, run in runs.items() if run.same_documents(example)}
     comparable = {key: run for key, run in alike.items() if setting.ood or np.isfinite(run.training).all()}
     curves = draw(comparable, setting.train, setting.ood, setting.resamples, generator)

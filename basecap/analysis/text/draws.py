@@ -98,6 +98,11 @@ def few_clusters(run: RunLosses, domains: Sequence[str]) -> list[str]:
     return found
 
 
+def countable(run: RunLosses, tested: Sequence[str]) -> list[str]:
+    """Return those of the tested domains whose documents are enough for an interval; all where none has enough."""
+    return [name for name in tested if len(run.domains[name].tokens) >= FEWEST_DOCUMENTS] or list(tested)
+
+
 def enough(run: RunLosses, train: Sequence[str], test: Sequence[str]) -> bool:
     """Whether there are documents enough to draw, over the training domains together and in each tested one."""
     counts = {domain: len(losses.tokens) for domain, losses in run.domains.items()}

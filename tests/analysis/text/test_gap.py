@@ -315,6 +315,23 @@ def test_without_unseen_domains_models_differ_at_equal_training_loss():
     assert slow.words.startswith("its training loss ends at")
 
 
+@pytest.mark.parametrize("ood", [None, ()])
+def test_a_tested_domain_of_few_documents_is_left_out(ood):
+    """The others are measured as if the study had not tested it."""
+    world = World(gaps=(0.0,), noise=(0.0, 0.0))
+    found = runs(world, np.random.default_rng(4))
+    small = "forum" if ood is None else "prose"
+    first = found[next(iter(found))].domains
+    for run in found.values():
+        few = vars(run.domains[small])
+        run.domains[small] = DomainLosses(**{key: values[:20] for key, values in few.items() if key != "classes"})
+    settings = setting() if ood is None else setting(train=("prose", "code"), ood=())
+    (row,) = rows_of(["other 0"], found, settings, _draws())
+    assert small in first and [part.domain for part in row.domains] == ["code"] and row.gap is not None
+    without = setting(ood=("code",)) if ood is None else setting(train=("code",), ood=())
+    assert rows_of(["other 0"], found, without, _draws()) == [row]
+
+
 def test_rows_share_draws_and_do_not_move_each_other():
     world = World(gaps=(0.0, 0.02), noise=(0.02,) * 3)
     found = runs(world, np.random.default_rng(3))
