@@ -85,18 +85,23 @@ def cut_patterns(runs: Sequence[RunSpec]) -> list[str]:
 
 def sparse(study: StudyConfig) -> list[str]:
     """Return a warning for the architectures that are evaluated too rarely for a curve."""
-    found: dict[tuple[int, int], list[str]] = {}
+    found: dict[tuple[int, int, str], list[str]] = {}
     for entry in study.architectures:
         timetable = Timetable(plan_training(study, entry), study.length)
         points = timetable.evaluations_after(study.gap.start)
         needed = FEWEST_OF_THE_REFERENCE if entry.name == study.reference else FEWEST
         if points < needed:
-            found.setdefault((points, needed), []).append(entry.name)
+            found.setdefault((points, needed, _more_points(timetable)), []).append(entry.name)
     return [
         f"Warning: too few evaluation points after gap.from = {study.gap.start:g} of the tokens, {points} where a "
-        f"curve needs {needed}: {_some(names)}; lower train.eval_every or leave it out."
-        for (points, needed), names in found.items()
+        f"curve needs {needed}: {_some(names)}; {remedy}."
+        for (points, needed, remedy), names in found.items()
     ]
+
+
+def _more_points(timetable: Timetable) -> str:
+    """Return how a curve gets more points; with schedule wsd they are the ends of its branches."""
+    return "add budgets to train.branches" if timetable.branches else "lower train.eval_every or leave it out"
 
 
 def expected_verdicts(plan: Plan, data: PreparedData | None) -> list[str]:
@@ -173,11 +178,12 @@ def _units(documents: DocumentSet) -> int:
 
 def _few_points(study: StudyConfig) -> Iterator[str]:
     reference = next(entry for entry in study.architectures if entry.name == study.reference)
-    points = Timetable(plan_training(study, reference), study.length).evaluations
+    timetable = Timetable(plan_training(study, reference), study.length)
+    points = timetable.evaluations_after(0.0)
     if points < FEWEST:
         yield (
             f"no verdict is possible with {points} evaluation point{'s' if points > 1 else ''}, as a curve needs "
-            f"{FEWEST}; lower train.eval_every or leave it out."
+            f"{FEWEST}; {_more_points(timetable)}."
         )
 
 

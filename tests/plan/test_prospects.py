@@ -54,6 +54,7 @@ def test_intervals_are_expected_and_compared_with_what_is_tolerated(ample, tmp_p
     [
         (("seeds=[0]",), "Warning: one seed and fewer than three runs of transformer++"),
         (("train.eval_every=2000000",), "Warning: no verdict is possible with 1 evaluation point, as a curve needs 4"),
+        (("train.schedule=wsd",), "with 1 evaluation point, as a curve needs 4; add budgets to train.branches."),
         (("train.tokens=70000",), "700 training tokens per entry of the vocabulary, here 272; raise train.tokens."),
         (("data.tokenizer=bpe", "data.vocab=8192"), "vocabulary, here 122; raise train.tokens or lower data.vocab."),
     ],

@@ -45,11 +45,11 @@ def few_points(who: str, count: int, rises: float | None = None, *, entered: boo
         return (
             f"{who} has {count} evaluation {points} near the trained range before its held-out loss rises, after "
             f"{rounded(rises)} tokens, and needs {FEWEST_POINTS}: train on more text, or evaluate more often "
-            "(train.eval_every)"
+            "(train.eval_every, with wsd train.branches)"
         )
     return (
         f"{who} has {count} evaluation {points} near the trained range and needs {FEWEST_POINTS}: "
-        f"{'train longer, or ' if entered else ''}evaluate more often (train.eval_every)"
+        f"{'train longer, or ' if entered else ''}evaluate more often (train.eval_every, with wsd train.branches)"
     )
 
 
