@@ -81,7 +81,7 @@ def settings() -> tuple[Any, ...]:
         return ()
     c = torch._C
     allowed = c._get_cudnn_sdp_enabled(), c._get_flash_sdp_enabled(), c._get_mem_efficient_sdp_enabled()
-    return *allowed, c._get_math_sdp_enabled(), *c._get_sdp_priority_order()
+    return watched(), *allowed, c._get_math_sdp_enabled(), *c._get_sdp_priority_order()
 
 
 def fused_kernel(q_BTHK: Tensor, k_BTHK: Tensor, v_BTHK: Tensor, scale: float) -> int | None:
