@@ -169,8 +169,9 @@ class TrainSection(BaseModel):
     @model_validator(mode="after")
     def _branches_fit(self) -> "TrainSection":
         if self.schedule != "wsd":
-            if self.branches:
-                raise ConfigError("train.branches needs train.schedule = wsd; set that, or remove train.branches.")
+            for name in ("branches", "decay"):
+                if getattr(self, name) != type(self).model_fields[name].default:
+                    raise ConfigError(f"train.{name} needs train.schedule = wsd; set that, or remove train.{name}.")
         elif isinstance(self.lr, tuple):
             raise ConfigError("a sweep of train.lr needs a schedule without branches; replace wsd, or give one rate.")
         elif self.epochs is not None or self.stop_at is not None:

@@ -128,6 +128,7 @@ def test_a_finished_run_goes_on_to_more_tokens(model, stream, tmp_path):
         ({"branches": (2**20,)}, r"train\.branches has 1048576, more than train\.tokens = 1280; lower it, or raise"),
         ({"branches": (0,)}, "below 1 token"),
         ({"schedule": "cosine"}, r"train\.branches needs train\.schedule = wsd; set that, or remove"),
+        ({"schedule": "cosine", "branches": ()}, r"train\.decay needs train\.schedule = wsd; set that, or remove"),
         ({"stop_at": 0.9}, "remove train.epochs and train.stop_at"),
     ],
 )
