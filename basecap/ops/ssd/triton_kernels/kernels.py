@@ -92,21 +92,32 @@ def decays_fwd_kernel(
 
 
 @triton.jit
-def _walk(
-    b_s, k, v, weight, across, states, i_all, i_b, i_h, o_k, o_v,
+def states_fwd_kernel(
+    k, v, weight, across, first, states, last,
     stride_k, stride_v, T, G, H, K, V, M,
-    BACK, PRECISION: tl.constexpr, STAGES: tl.constexpr, BT: tl.constexpr,
+    BACK: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
     """Walk along the chunks with a block of the state: keep it before each, then let it decay and add k (weight v)^T.
 
-    With BACK from the end, for the gradients of the states after each chunk (k = q, v = do). `i_all` is the row of
-    `states`.
+    With BACK from the end, for the gradients of the states after each chunk (k = q, v = do). The first state is zero
+    when None.
     """
+    i_h, i_b = tl.program_id(1), tl.program_id(2).to(tl.int64)
+    blocks = tl.cdiv(V, BV)
+    o_k = tl.program_id(0) // blocks * BK + tl.arange(0, BK)
+    o_v = tl.program_id(0) % blocks * BV + tl.arange(0, BV)
     k += i_h // (H // G) * K
     v += i_h * V
     m_s = (o_k < K)[:, None] & (o_v < V)[None, :]
+    b_s = tl.zeros([BK, BV], tl.float32)
+    if first is not None:
+        p_first, _ = numbered_state(first, i_b * H + i_h, K, V, o_k, o_v)
+        b_s = tl.load(p_first, mask=m_s, other=0.0)
     for i in tl.range(0, M, num_stages=STAGES):
-        i_m = tl.where(BACK, M - 1 - i, i)
+        i_m = i
+        if BACK:
+            i_m = M - 1 - i
         b_across = tl.load(across + (i_b * H + i_h) * M + i_m)
         o_t = i_m * BT + tl.arange(0, BT)
         b_weight = tl.load(weight + (i_b * H + i_h) * T + o_t, mask=o_t < T, other=0.0)
@@ -114,64 +125,12 @@ def _walk(
         p_v, m_v = _tokens(v, i_b, i_m, T, stride_v, o_v, V, BT)
         b_k = tl.load(p_k, mask=m_k, other=0.0)
         b_v = tl.load(p_v, mask=m_v, other=0.0)
-        p_s, _ = numbered_state(states, (i_all * M + i_m) * H + i_h, K, V, o_k, o_v)
+        p_s, _ = numbered_state(states, (i_b * M + i_m) * H + i_h, K, V, o_k, o_v)
         tl.store(p_s, b_s.to(states.dtype.element_ty), mask=m_s)
         b_v = (b_v * b_weight[:, None]).to(b_k.dtype)
         b_s = tl.dot(tl.trans(b_k), b_v, b_s * b_across, input_precision=PRECISION)
-    return b_s
-
-
-@triton.jit
-def states_fwd_kernel(
-    k, v, weight, across, first, states, last,
-    stride_k, stride_v, T, G, H, K, V, M,
-    PRECISION: tl.constexpr, STAGES: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-):  # fmt: skip
-    """The states before each chunk and behind the last one; the first is zero when None."""
-    i_h, i_b = tl.program_id(1), tl.program_id(2).to(tl.int64)
-    blocks = tl.cdiv(V, BV)
-    o_k = tl.program_id(0) // blocks * BK + tl.arange(0, BK)
-    o_v = tl.program_id(0) % blocks * BV + tl.arange(0, BV)
-    b_s = tl.zeros([BK, BV], tl.float32)
-    if first is not None:
-        p_first, m_s = numbered_state(first, i_b * H + i_h, K, V, o_k, o_v)
-        b_s = tl.load(p_first, mask=m_s, other=0.0)
-    b_s = _walk(
-        b_s, k, v, weight, across, states, i_b, i_b, i_h, o_k, o_v, stride_k, stride_v, T, G, H, K, V, M,
-        False, PRECISION, STAGES, BT,
-    )  # fmt: skip
-    p_last, m_s = numbered_state(last, i_b * H + i_h, K, V, o_k, o_v)
+    p_last, _ = numbered_state(last, i_b * H + i_h, K, V, o_k, o_v)
     tl.store(p_last, b_s, mask=m_s)
-
-
-@triton.jit
-def states_bwd_kernel(
-    do, q, k, v, from_start, to_end, across, first, dlast, states, dfirst,
-    stride_q, stride_k, stride_v, T, G, H, K, V, M,
-    PRECISION: tl.constexpr, STAGES: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-):  # fmt: skip
-    """The states before each chunk, again, and the gradients of those after each: `states` [2, B, M, H, K, V].
-
-    One half of the programs walks either way. The first state, and the gradient of the last, are zero when None.
-    """
-    i_h, i_b = tl.program_id(1), tl.program_id(2).to(tl.int64)
-    half, blocks = tl.num_programs(0) // 2, tl.cdiv(V, BV)
-    back = tl.program_id(0) >= half
-    o_k = tl.program_id(0) % half // blocks * BK + tl.arange(0, BK)
-    o_v = tl.program_id(0) % half % blocks * BV + tl.arange(0, BV)
-    b_s = tl.zeros([BK, BV], tl.float32)
-    p, m_s = numbered_state(0, i_b * H + i_h, K, V, o_k, o_v)
-    if first is not None:
-        b_s = tl.load(first + p, mask=m_s & (not back), other=0.0)
-    if dlast is not None:
-        b_s += tl.load(dlast + p, mask=m_s & back, other=0.0)
-    b_s = _walk(
-        b_s, tl.where(back, q, k), tl.where(back, do, v), tl.where(back, from_start, to_end), across, states,
-        tl.where(back, tl.num_programs(2), 0) + i_b, i_b, i_h, o_k, o_v,
-        tl.where(back, stride_q, stride_k), tl.where(back, H * V, stride_v), T, G, H, K, V, M,
-        back, PRECISION, STAGES, BT,
-    )  # fmt: skip
-    tl.store(dfirst + p, b_s, mask=m_s & back)
 
 
 @triton.jit

@@ -108,41 +108,22 @@ def _inputs(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, segments: Tensor
     return _Inputs(_rows(q), _rows(k), _rows(v), coarse, fine, from_start, to_end, across, ids, shape)
 
 
-def _walk_options(inputs: _Inputs) -> tuple[int, dict[str, Any]]:
-    """Return the blocks of a state and the options of the kernels that walk along the chunks."""
-    _, _, _, _, K, V, _ = inputs.shape
+def _states(inputs: _Inputs, k: Tensor, v: Tensor, first_BHKV: Tensor | None, back: bool) -> tuple[Tensor, Tensor]:
+    """Return the states before each chunk (after it, of their gradients, with `back`) and beyond the last one.
+
+    The first is zero when None.
+    """
+    B, _, _, H, K, V, M = inputs.shape
     options = inputs.options
     options |= {"BK": min(128, options["BK"]), "BV": min(64, options["BV"])}
     options |= registers(168 if options["num_warps"] == 4 else None)
-    return triton.cdiv(K, options["BK"]) * triton.cdiv(V, options["BV"]), options
-
-
-def _states(inputs: _Inputs, first_BHKV: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return the states before each chunk and behind the last one; the first is zero when None."""
-    B, _, _, H, K, V, M = inputs.shape
-    blocks, options = _walk_options(inputs)
     first = None if first_BHKV is None else first_BHKV.float().contiguous()
-    states, last = inputs.v.new_empty(B, M, H, K, V), inputs.across.new_empty(B, H, K, V)
-    kernels.states_fwd_kernel[(blocks, H, B)](
-        inputs.k, inputs.v, inputs.to_end, inputs.across, first, states, last,
-        *inputs.strides[1:], *inputs.sizes, **options,
+    states, last = v.new_empty(B, M, H, K, V), v.new_empty(B, H, K, V, dtype=torch.float32)
+    kernels.states_fwd_kernel[(triton.cdiv(K, options["BK"]) * triton.cdiv(V, options["BV"]), H, B)](
+        k, v, inputs.from_start if back else inputs.to_end, inputs.across, first, states, last,
+        k.stride(0), v.stride(0), *inputs.sizes, BACK=back, **options,
     )  # fmt: skip
     return states, last
-
-
-def _both_states(
-    inputs: _Inputs, do: Tensor, first_BHKV: Tensor | None, dlast_BHKV: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """Return the states before each chunk with the gradients of those after each, and the first state's gradient."""
-    B, _, _, H, K, V, M = inputs.shape
-    blocks, options = _walk_options(inputs)
-    first, dlast = (None if x is None else x.float().contiguous() for x in (first_BHKV, dlast_BHKV))
-    states, dfirst = inputs.v.new_empty(2, B, M, H, K, V), inputs.across.new_empty(B, H, K, V)
-    kernels.states_bwd_kernel[(2 * blocks, H, B)](
-        do, inputs.q, inputs.k, inputs.v, inputs.from_start, inputs.to_end, inputs.across, first, dlast, states, dfirst,
-        *inputs.strides, *inputs.sizes, **options,
-    )  # fmt: skip
-    return states, dfirst
 
 
 def forward(
@@ -156,7 +137,7 @@ def forward(
     """Return outputs [B, T, H, V] in the dtype of v and the final state [B, H, K, V] in float32."""
     inputs = _inputs(q_BTGK, k_BTGK, v_BTHV, log_decay_BTH, segments)
     B, _, G, H, _, _, M = inputs.shape
-    states, last = _states(inputs, state_BHKV)
+    states, last = _states(inputs, inputs.k, inputs.v, state_BHKV, back=False)
     o = v_BTHV.new_empty(v_BTHV.shape)
     kernels.output_fwd_kernel[(G * triton.cdiv(H // G, HEADS), M, B)](
         inputs.q, inputs.k, inputs.v, inputs.coarse, inputs.fine, inputs.from_start, inputs.ids, states, o,
@@ -179,7 +160,8 @@ def backward(
     inputs = _inputs(q_BTGK, k_BTGK, v_BTHV, log_decay_BTH, segments)
     B, T, G, H, K, _, M = inputs.shape
     do = grads[0].contiguous()
-    (states, later), dstate = _both_states(inputs, do, state_BHKV, grads[1])
+    states, _ = _states(inputs, inputs.k, inputs.v, state_BHKV, back=False)
+    later, dstate = _states(inputs, inputs.q, _rows(do), grads[1], back=True)
     options, programs, blocks = inputs.options | {"HEADS": HEADS}, G * triton.cdiv(H // G, HEADS), triton.cdiv(K, 64)
     wide = inputs.across.new_empty
     dv, dscores = torch.empty_like(do), wide(B, M, programs, BT, BT)
