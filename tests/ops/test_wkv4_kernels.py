@@ -51,10 +51,10 @@ def test_segments(device: str):
 
 @anywhere
 def test_gradients_of_tokens_long_remembered(device: str):
-    """What the future owes to a token adds up over hundreds; summed in float64, it errs less than the parallel form."""
+    """What the future owes to a token adds up over hundreds; in float64, it errs half as much as the parallel form."""
     k, v = draw(0, 1, 500, 8) - 5, draw(1, 1, 500, 8)
     x = [part.float().to(device) for part in (k, v, torch.full((8,), 1e-3), draw(2, 8))]
     found, plain = (results(op, x, None, None)[2:] for op in (kernels, operators.wkv4))
     exact = results(operators.wkv4, [part.double() for part in x], None, None)[2:]
     for kernel, eager, truth in zip(found, plain, exact, strict=True):
-        assert relative_error(kernel, truth) < relative_error(eager, truth)
+        assert 2 * relative_error(kernel, truth) < relative_error(eager, truth)

@@ -150,6 +150,8 @@ def average_bwd_kernel(
         x = tl.load(means + p + i_b * D, mask=m, other=0.0)
         older, younger = _shares((w - k) - b_bonus)
         past, own = _shares((w - b_decay) - k)
+        # Near one, float32 would round it more coarsely than the small share, and hundreds of its roundings add up.
+        past = tl.where(own < past, 1 - own.to(tl.float64), past)
         past = tl.where(w > NONE, past, 0.0)
         own = tl.where(k > NONE, own, 0.0)
         g, dw = tl.zeros([BD], tl.float32), tl.zeros([BD], tl.float32)
