@@ -49,6 +49,18 @@ def test_kernels_are_as_accurate_as_eager(device: str, length: int, features: in
     assert_kernels(inputs(length, features, values, device), chunk)
 
 
+@anywhere
+@pytest.mark.parametrize("zero", [0, 1])
+def test_of_a_first_token_the_gradients_cancel(device: str, zero: int):
+    """Its weight is 1 where its query or key is zero, and whatever it were, the output would be the value."""
+    tensors = inputs(1, 16, 20, device)
+    tensors[zero].zero_()
+    o, dq, dk, _ = results(lambda *x: operators.attend(*x, 1e-12, 16)[0], tensors)
+    assert torch.equal(o, tensors[2])
+    assert not dq.any()
+    assert not dk.any()
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("length", [1000, 4096])
 @pytest.mark.parametrize("device", [on_gpu])

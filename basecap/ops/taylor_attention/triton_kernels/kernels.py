@@ -130,7 +130,10 @@ def bwd_q_kernel(
     b_do = _rows(p_do + first * V, o_t, m_t, H * V, o_v, V)
     b_o = _rows(p_o + first * V, o_t, m_t, H * V, o_v, V)
     b_factor = tl.div_rn(1.0, tl.load(p_norm + p_row, mask=m_t, other=1.0))
-    b_delta = tl.sum(b_do.to(tl.float32) * b_o.to(tl.float32), 1)
+    # A diagonal, so that it is rounded as do.v_s is: of a first token, whose output is its value, nothing must be left
+    # of their difference.
+    b_dots = tl.dot(b_do, tl.trans(b_o), input_precision=PRECISION)
+    b_delta = tl.sum(tl.where(o_t[:, None] == o_t[None, :], b_dots, 0.0), 1)
     tl.store(p_factor + p_row, b_factor, mask=m_t)
     tl.store(p_delta + p_row, b_delta, mask=m_t)
     b_dq = tl.zeros([BT, BK], tl.float32)
