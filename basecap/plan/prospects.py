@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from basecap.analysis.text.draws import FEWEST_DOCUMENTS, FEWEST_OF_A_DOMAIN
+from basecap.analysis.text.draws import FEWEST_DOCUMENTS, FEWEST_OF_A_DOMAIN, countable
 from basecap.analysis.text.losses import EVALUATION
 from basecap.analysis.text.power import MOST_RUNS, Noise, expected_half_width, expected_tolerance, noise_of
 from basecap.analysis.text.reasons import TEST_SCALE
@@ -139,7 +139,7 @@ def _documents(plan: Plan, data: PreparedData | None) -> dict[str, DocumentSet]:
 
 def _counted(study: StudyConfig, documents: dict[str, DocumentSet]) -> list[str]:
     """Return the unseen domains with documents enough for an interval; none while no documents are prepared."""
-    return [name for name in study.text.ood if len(documents.get(name, ())) >= FEWEST_DOCUMENTS]
+    return countable({name: len(documents.get(name, ())) for name in study.text.ood})
 
 
 def _noise(study: StudyConfig) -> Noise:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from basecap.analysis.results import IN_PART, StudyResults, SweepRow, TextResults
 from basecap.analysis.rows import Estimate, Gap, Row, grouped
-from basecap.analysis.text.draws import FEWEST_DOCUMENTS
+from basecap.analysis.text.draws import FEWEST_DOCUMENTS, countable
 from basecap.analysis.text.reasons import REFERENCE, alike, undecided
 from basecap.report.maturity_text import rising_text
 from basecap.report.table_rows import measured_on
@@ -256,8 +256,8 @@ def _not_leak_tested(study: TextResults) -> list[str]:
 
 def _not_counted(study: TextResults) -> list[str]:
     """Return a sentence on the tested domains that gaps leave out, if any."""
-    tested = [found for found in study.documents if found.domain in study.tested]
-    few = [f"{found.domain} ({found.documents})" for found in tested if found.documents < FEWEST_DOCUMENTS]
+    counts = {found.domain: found.documents for found in study.documents if found.domain in study.tested}
+    few = [f"{name} ({count})" for name, count in counts.items() if name not in countable(counts)]
     if not few or all(row.gap is None for row in study.comparisons):
         return []
     return [f"Too few held-out documents to measure a gap on {listed(few)}: an interval needs {FEWEST_DOCUMENTS}."]

@@ -69,8 +69,8 @@ def compare_runs(names: Sequence[str], runs: Runs, setting: Setting, generator: 
     if example is None:
         reason = _no_runs(setting.reference, setting)
         return Comparison(rows=[_without(name, setting.open, reason, []) for name in names], maturity=None)
-    tested = countable(example, setting.tested)
-    setting = replace(setting, ood=tested) if setting.ood else replace(setting, train=tested)
+    if tested := countable({name: len(example.domains[name].tokens) for name in setting.tested}):
+        setting = replace(setting, ood=tested) if setting.ood else replace(setting, train=tested)
     alike = {key: run for key, run in runs.items() if run.same_documents(example)}
     comparable = {key: run for key, run in alike.items() if setting.ood or np.isfinite(run.training).all()}
     curves = draw(comparable, setting.train, setting.ood, setting.resamples, generator)

@@ -4,7 +4,7 @@ Documents differ far more from each other than architectures do. As all curves a
 the same documents, the difficulty of single documents cancels in every difference.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -98,9 +98,9 @@ def few_clusters(run: RunLosses, domains: Sequence[str]) -> list[str]:
     return found
 
 
-def countable(run: RunLosses, tested: Sequence[str]) -> list[str]:
-    """Return those of the tested domains whose documents are enough for an interval; all where none has enough."""
-    return [name for name in tested if len(run.domains[name].tokens) >= FEWEST_DOCUMENTS] or list(tested)
+def countable(documents: Mapping[str, int]) -> list[str]:
+    """Return the tested domains whose held-out documents are enough for an interval, given their numbers."""
+    return [name for name, count in documents.items() if count >= FEWEST_DOCUMENTS]
 
 
 def enough(run: RunLosses, train: Sequence[str], test: Sequence[str]) -> bool:

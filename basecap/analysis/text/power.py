@@ -44,8 +44,8 @@ class Noise:
 #: quickstart: 12 runs of the reference and 7 each of two others. limited-zoo: ten of the reference and 78 of 13 others,
 #: half of them with earlier recipes, where from 18M to 60M tokens the others' deviation stayed between 0.044 and 0.060
 #: and the reference's rose; after 150M tokens 8 of the reference and 39 of 13 others; and after 240M tokens of seven
-#: times the text, where all runs of the reference are past its transition, 4 of it and 21 of 13
-#: others (results/intervals).
+#: times the text, where all runs of the reference are past its transition, 4 of it and 21 of 13 others
+#: (results/intervals).
 MEASURED = (
     Noise(study="quickstart", size="0.1M parameters, 0.5M tokens", tokens=0.5e6, reference=0.032, rows=0.019,
           domains=(0.017, 0.054), documents=(0.005, 33), fall=0.36),
